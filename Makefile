@@ -1,0 +1,28 @@
+# Everything happens in a virtual environment inside this folder; nothing else on the machine is changed.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+# Some machines advertise matrix units that trap when used; this keeps oneDNN off them.
+export ONEDNN_MAX_CPU_ISA := AVX512_CORE_BF16
+
+.PHONY: demo test check clean
+
+demo: $(VENV)/.ready        ## train through a black box, with and without its gradient
+	$(BIN)/bondgrad demo
+
+test: check                 ## style, types and all tests
+	$(BIN)/pytest -q -n 2
+
+check: $(VENV)/.ready       ## style and types only
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:                      ## remove the virtual environment
+	rm -rf $(VENV)

@@ -1,0 +1,93 @@
+"""Time of one training step through the demo's box: BOND over exact differentiation, interleaved in one run.
+
+    python benchmarks/step_time.py [STEPS]
+
+Every round takes one step with each method, so that whatever else the machine does falls on all of them alike. The
+plain loop is what the paper's Algorithm 1 says when written down: two calls of the box per input, a fixed step, no
+policy.
+"""
+
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import bondgrad
+from bondgrad.networks import ffnn
+
+BATCH = 64
+
+
+class PlainLoop(torch.autograd.Function):
+    """One input after the other, as a person would first write it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, box: nn.Module) -> Tensor:
+        """Args: x [B, d]."""
+        ctx.save_for_backward(x)
+        ctx.box = box
+        return box(x)
+
+    @staticmethod
+    def backward(ctx: Any, gy: Tensor) -> tuple[Tensor, None]:
+        """Args: gy [B, d_out]."""
+        (x,) = ctx.saved_tensors
+        g = torch.empty_like(x)
+        h = 1e-2
+        for i in range(x.shape[1]):
+            plus, minus = x.clone(), x.clone()
+            plus[:, i] += h
+            minus[:, i] -= h
+            g[:, i] = (gy * (ctx.box(plus) - ctx.box(minus))).sum(1) / (2 * h)
+        return g, None
+
+
+def training_step(through: Callable[[nn.Module], Callable[[Tensor], Tensor]]) -> Callable[[], None]:
+    """A closure that takes one optimizer step of the demo's networks, the box replaced by `through(box)`."""
+    torch.manual_seed(0)
+    read_in, exact, read_out = ffnn([8, 100, 100, 5], nn.ReLU), ffnn([5, 500, 5]), ffnn([5, 100, 100, 1])
+    exact.requires_grad_(False)
+    box = through(exact)
+    optimizer = torch.optim.Adam([*read_in.parameters(), *read_out.parameters()], lr=1e-3)
+    loss = nn.HuberLoss()
+    x, y = torch.randn(BATCH, 8), torch.randn(BATCH, 1)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss(read_out(box(read_in(x))), y).backward()
+        optimizer.step()
+
+    return step
+
+
+def main(steps: int) -> None:
+    """Measure, and print the medians and their ratios to exact differentiation."""
+    methods = {
+        "AD": training_step(lambda box: box),
+        "BOND": training_step(lambda box: bondgrad.BlackBox(box, 5, seed=0)),
+        "BOND, fixed step": training_step(lambda box: bondgrad.BlackBox(box, 5, policy=bondgrad.policies.Fixed(0.01))),
+        "plain loop": training_step(lambda box: lambda x: PlainLoop.apply(x, box)),
+    }
+    times: dict[str, list[float]] = {name: [] for name in methods}
+    for i in range(steps + 50):
+        for name, step in methods.items():
+            start = time.perf_counter()
+            step()
+            if i >= 50:  # warm-up
+                times[name].append(time.perf_counter() - start)
+    medians = {name: statistics.median(values) * 1e3 for name, values in times.items()}
+    print(f"bondgrad {bondgrad.__version__}, torch {torch.__version__}, {platform.processor() or platform.machine()}, "
+          f"{torch.get_num_threads()} threads, {steps} steps")  # fmt: skip
+    for name, value in medians.items():
+        print(f"{name:18s} {value:7.3f} ms   {value / medians['AD']:.2f} x AD")
+    print(json.dumps(medians))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 1000)

@@ -1,0 +1,25 @@
+"""Train neural networks through functions that have no gradient."""
+
+from bondgrad import baselines, estimators, evaluators, policies
+from bondgrad._version import __version__
+from bondgrad.box import BlackBox, Stats, Step
+from bondgrad.errors import BoxError
+from bondgrad.estimators import Central, Forward, Simultaneous
+from bondgrad.metrics import TensorBoard, sign_accuracy
+
+__all__ = [
+    "BlackBox",
+    "BoxError",
+    "Central",
+    "Forward",
+    "Simultaneous",
+    "Stats",
+    "Step",
+    "TensorBoard",
+    "__version__",
+    "baselines",
+    "estimators",
+    "evaluators",
+    "policies",
+    "sign_accuracy",
+]

@@ -1,0 +1,74 @@
+"""What the baselines share: moving parameters, asking for the loss, and putting everything back."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+Closure = Callable[[], "Tensor | float"]
+
+
+def checked_parameters(params: Iterable[Tensor]) -> list[Tensor]:
+    """The parameters as a list, refused where a gradient could not be stored."""
+    listed = list(params)
+    if not listed:
+        raise ValueError("params is empty: give the parameters whose gradient is wanted")
+    for p in listed:
+        if not (isinstance(p, Tensor) and p.is_leaf and p.dtype.is_floating_point):
+            raise TypeError("params must be leaf tensors of floating point, such as module.parameters()")
+    return listed
+
+
+def checked_positive(name: str, value: float) -> float:
+    """The value, if it is a positive finite number."""
+    if not (value > 0 and math.isfinite(value)):
+        raise ValueError(f"{name} must be positive and finite, got {value}")
+    return value
+
+
+@contextmanager
+def restored(params: list[Tensor]) -> Iterator[list[Tensor]]:
+    """Copies of the parameters; whatever happens inside, the parameters come back bit for bit."""
+    with torch.no_grad():
+        originals = [p.clone() for p in params]
+        try:
+            yield originals
+        finally:
+            for p, original in zip(params, originals, strict=True):
+                p.copy_(original)
+
+
+def simultaneous_gradient(
+    params: list[Tensor], closure: Closure, n: int, draw: Callable[[Tensor], Tensor]
+) -> list[Tensor]:
+    """The mean over n directions of (f(θ⁺) - f(θ⁻)) / (θ⁺ - θ⁻).
+
+    A direction in which the loss is not finite is left out; if that leaves none, the gradient is zero.
+
+    Args:
+        params: What is moved.
+        closure: The loss.
+        n: Directions.
+        draw: One perturbation, shaped like the parameter given.
+    """
+    total = [torch.zeros_like(p) for p in params]
+    used = 0
+    with restored(params) as originals:
+        for _ in range(n):
+            spans, losses = [], []
+            deltas = [draw(p) for p in params]
+            for sign in (1, -1):
+                for p, original, delta in zip(params, originals, deltas, strict=True):
+                    torch.add(original, delta, alpha=sign, out=p)
+                spans.append([p.clone() for p in params])
+                losses.append(float(closure()))
+            difference = losses[0] - losses[1]
+            if not math.isfinite(difference):
+                continue
+            used += 1
+            for g, plus, minus in zip(total, *spans, strict=True):
+                span = plus - minus  # what rounding left of 2Δ
+                g += torch.where(span == 0, 0, difference / span)
+    return [g / max(used, 1) for g in total]

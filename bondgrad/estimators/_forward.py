@@ -1,0 +1,32 @@
+"""Forward differences."""
+
+import torch
+from torch import Tensor
+
+from bondgrad.estimators._columns import column_vjp
+from bondgrad.estimators._estimator import Estimator, Evaluate, Site
+
+
+class Forward(Estimator):
+    """Moves one input at a time, to one side; the forward pass's own output is the other point.
+
+        g_i = gy · (Y(x + Δ_i e_i) - Y(x)) / (x⁺_i - x_i)
+
+    Half of `Central`'s evaluations, but the error falls only in proportion to the step.
+
+    Args:
+        normalize_rows: Scale every row of g to norm 1.
+    """
+
+    def evaluations(self, in_features: int) -> int:
+        """See `Estimator.evaluations`."""
+        return in_features
+
+    def vjp(self, site: Site, evaluate: Evaluate, max_rows: int) -> Tensor:
+        """See `Estimator.vjp`."""
+        if site.low is not None and site.high is not None:
+            # At a limit there is room on one side only: step to the side that has more of it.
+            up, down = site.high - site.x, site.x - site.low
+            blocked = torch.where(site.delta > 0, up, down) < site.delta.abs()
+            site = site._replace(delta=torch.where(blocked, (up - down).sign() * site.delta.abs(), site.delta))
+        return column_vjp(site, evaluate, max_rows, signs=(1,))

@@ -1,0 +1,34 @@
+"""What every evaluator answers: the box at these points."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TypeVar
+
+from torch import Tensor
+
+from bondgrad._function import RowFunction
+
+T = TypeVar("T")
+Answer = tuple[Tensor, Tensor | None]  # (y, ok); None: all rows were answered
+
+
+class Evaluator(ABC):
+    """Decides where and in which portions rows are evaluated. Owns what that takes: portions, retries, workers."""
+
+    @abstractmethod
+    def portion(self, row_bytes: int) -> int:
+        """How many points of one gradient may exist at a time, `row_bytes` being a row's inputs and outputs."""
+
+    @abstractmethod
+    def evaluate(self, function: RowFunction, points: Tensor, context: tuple[Tensor, ...]) -> Answer:
+        """The box at points [N, d], in order: the outputs [N, d_out], and ok [N], False where none came for a row.
+
+        Whether an output that came is of use, finite for a start, is not judged here.
+
+        Consecutive rows 2k and 2k + 1 may be the two signs of one perturbation: they go to the same place, next to each
+        other.
+        """
+
+    @abstractmethod
+    def run(self, work: Callable[[], T]) -> T:
+        """Run `work`, which asks for `portion` and calls `evaluate`, again if running out of a resource is curable."""

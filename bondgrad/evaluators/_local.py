@@ -1,0 +1,98 @@
+"""Evaluation in this process, many rows per call."""
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from bondgrad._function import RowFunction, is_out_of_memory
+from bondgrad.errors import BoxError
+from bondgrad.evaluators._evaluator import Answer, Evaluator
+
+T = TypeVar("T")
+
+
+class Local(Evaluator):
+    """Calls the box here, on as many rows at once as it may be given.
+
+    Sizes depend on these arguments only, never on free memory. The exception: when memory does run out, the portion is
+    halved for good, once with a warning, and the step goes on.
+
+    Args:
+        max_rows: Most rows in one call; 1 for a box that takes one row at a time. None: the whole batch in the forward
+            pass, and what `memory` allows in the backward pass.
+        memory: Bytes that the inputs and outputs of the perturbed rows may take at one time. What the box needs for
+            itself comes on top.
+    """
+
+    def __init__(self, max_rows: int | None = None, memory: int = 64 * 2**20) -> None:
+        if max_rows is not None and max_rows < 1:
+            raise ValueError(f"max_rows must be at least 1, got {max_rows}")
+        if memory < 1:
+            raise ValueError(f"memory must be a positive number of bytes, got {memory}")
+        self.max_rows = max_rows
+        self.memory = memory
+        self._rows = 0  # in play when memory runs out
+        _keep_freed_memory()
+        self._warned = False
+
+    def __repr__(self) -> str:
+        return f"Local(max_rows={self.max_rows}, memory={self.memory})"
+
+    def portion(self, row_bytes: int) -> int:
+        """See `Evaluator.portion`."""
+        rows = max(1, self.memory // row_bytes)
+        self._rows = rows if self.max_rows is None else min(rows, self.max_rows)
+        return self._rows
+
+    def evaluate(self, function: RowFunction, points: Tensor, context: tuple[Tensor, ...]) -> Answer:
+        """See `Evaluator.evaluate`."""
+        n = len(points)
+        size = self._rows = n if self.max_rows is None else min(n, self.max_rows)
+        if size == n:
+            y = function(points, *context)
+        else:
+            first = function(points[:size], *(c[:size] for c in context))
+            # Copied at once: a box may answer every call in the same buffer.
+            y = first.new_empty(n, first.shape[1])
+            y[:size] = first
+            for start in range(size, n, size):
+                part = slice(start, start + size)
+                y[part] = function(points[part], *(c[part] for c in context))
+        return y, None
+
+    def run(self, work: Callable[[], T]) -> T:
+        """See `Evaluator.run`."""
+        while True:
+            try:
+                return work()
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                self._halve(error)
+
+    def _halve(self, error: Exception) -> None:
+        if self._rows <= 1:
+            raise BoxError("out of memory on a single row: the box itself needs more than there is") from error
+        self.max_rows = self._rows // 2
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"out of memory with {self._rows} rows at a time: going on with at most {self.max_rows}, halved again "
+                "if need be. Pass evaluator=Local(max_rows=...) to start there.",
+                stacklevel=2,
+            )
+
+
+@functools.cache
+def _keep_freed_memory() -> None:
+    """Let the C library keep the pages of large temporary arrays, once per process.
+
+    Evaluating many rows at once makes temporaries of megabytes. glibc hands those back to the system when they are
+    freed, and the next step pays for every page again: that alone cost 1.3 ms of a 4 ms training step. To have freed
+    one block just below its limit of 32 MiB teaches glibc to keep such memory; the block itself is never touched.
+    """
+    torch.empty(32 * 2**20 - 2**16, dtype=torch.uint8)

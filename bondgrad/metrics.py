@@ -1,0 +1,87 @@
+"""How good a gradient is, and where to write that down."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from bondgrad.box import BlackBox, Step
+
+
+def sign_accuracy(g: Tensor, reference: Tensor) -> Tensor:
+    """The fraction of entries whose sign is that of the reference.
+
+    Entries with a zero reference are left out; NaN where that leaves none. A zero or NaN in g counts as wrong.
+
+    Args:
+        g: The estimate.
+        reference: The exact gradient, of the same shape.
+
+    Returns:
+        A tensor without dimensions, on the device of g.
+
+    Example:
+        >>> sign_accuracy(torch.tensor([1.0, -2.0, 3.0]), torch.tensor([0.1, 0.1, 0.0]))
+        tensor(0.5000)
+    """
+    if g.shape != reference.shape:
+        raise ValueError(f"g and reference must have the same shape, got {list(g.shape)} and {list(reference.shape)}")
+    counted = reference != 0
+    return ((g.sign() == reference.sign()) & counted).sum() / counted.sum()
+
+
+def exact_vjp(fn: Callable[[Tensor], Tensor], x: Tensor, gy: Tensor) -> Tensor:
+    """The gradient [B, d] at x [B, d], for gy [B, d_out], of a function that autograd can see through."""
+    with torch.enable_grad():
+        point = x.detach().requires_grad_()
+        (g,) = torch.autograd.grad(fn(point), point, gy)
+    return g
+
+
+class Writer(Protocol):
+    """What is asked of a writer: `torch.utils.tensorboard.SummaryWriter` has it."""
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> object:
+        """Record one number."""
+
+
+class TensorBoard:
+    """A step hook that writes what a box does.
+
+    Args:
+        writer: A SummaryWriter.
+        tag: Prefix of the names written.
+        every: Steps between records. Reading the numbers waits for the device.
+        exact: The box as a differentiable function, if there is one; then the sign accuracy is written too.
+
+    Example:
+        >>> import tempfile
+        >>> from torch.utils.tensorboard import SummaryWriter
+        >>> box = bondgrad.BlackBox(torch.sin, in_features=3)
+        >>> handle = box.register_step_hook(TensorBoard(SummaryWriter(tempfile.mkdtemp()), exact=torch.sin))
+    """
+
+    def __init__(
+        self, writer: Writer, tag: str = "box", every: int = 1, exact: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
+        if every < 1:
+            raise ValueError(f"every must be at least 1, got {every}")
+        self.writer = writer
+        self.tag = tag
+        self.every = every
+        self.exact = exact
+        self._step = 0
+
+    def __call__(self, box: "BlackBox", step: "Step") -> None:
+        """Write, if it is time."""
+        if self._step % self.every == 0:
+            stats = box.stats
+            values = {name: getattr(stats, name) for name in ("calls", "evaluations", "failures", "seconds")}
+            values |= {name: float(getattr(stats, name).mean()) for name in ("lower", "upper", "step")}
+            if self.exact is not None:
+                values["sign_accuracy"] = float(sign_accuracy(step.g, exact_vjp(self.exact, step.x, step.gy)))
+            for name, value in values.items():
+                self.writer.add_scalar(f"{self.tag}/{name}", value, self._step)
+        self._step += 1

@@ -1,0 +1,149 @@
+"""The paper's policy: bounds on the step from running moments of the gradient at the box's inputs."""
+
+import functools
+import math
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from bondgrad.policies._policy import Policy, State, Steps, symmetric
+
+Bounds = Literal["bond", "sqrt6", "error-terms", "adam", "max-v"]
+Reduce = Literal["sum", "mean", "mean-abs"]
+
+
+class Bond(Policy):
+    """Draws |Δ| uniformly between a lower and an upper bound, with a random sign.
+
+    With m̂ and v̂ the bias-corrected moments (as in Adam, one value per input) of the gradient at the box's inputs, and
+    b the half-width of the noise:
+
+        lower = b / min_j |m̂_j|        upper_i = max_j |m̂_j| · sqrt(|m̂_i| / v̂_i)
+
+    An input with no gradient seen yet (all of them at the first step) draws z ~ N(0, sqrt(b)) and moves by
+    sign(z)·max(|z|, b).
+
+    The formulas are made safe for any box. Where lower > upper, which is common with many inputs, the draw is between
+    the two all the same. No step exceeds `max_step`. A gradient that is zero or not finite never enters the moments.
+
+    Args:
+        bounds: Which formulas. "bond": the above. "sqrt6": upper_i times sqrt(6), lower_i = b / |m̂_i|. "max-v": v̂_i
+            replaced by its maximum. "adam": upper_i = eta·|m̂_i| / sqrt(v̂_i). "error-terms": the derivation before it
+            was simplified, with the simple bounds where it has no solution.
+        reduce: How the batch becomes one gradient per input.
+        betas: Decay of the two moments.
+        eta: The learning rate in the "adam" bound.
+        max_step: Largest step. None: cbrt(3 b) times the root mean square of each input over the batch, which is what
+            `Optimal` says of a box that bends on the scale of its inputs. `math.inf`: no cap, the literal formulas.
+
+    Reference: the paper's Algorithms 1-3 and the appendix on bounds.
+    """
+
+    def __init__(
+        self,
+        bounds: Bounds = "bond",
+        reduce: Reduce = "mean-abs",
+        betas: tuple[float, float] = (0.9, 0.999),
+        eta: float = 1e-3,
+        max_step: float | None = None,
+    ) -> None:
+        if bounds not in get_args(Bounds):
+            raise ValueError(f"bounds must be one of {get_args(Bounds)}, got {bounds!r}")
+        if reduce not in get_args(Reduce):
+            raise ValueError(f"reduce must be one of {get_args(Reduce)}, got {reduce!r}")
+        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"betas must be two numbers in [0, 1), got {betas}")
+        if not (eta > 0 and math.isfinite(eta)):
+            raise ValueError(f"eta must be positive and finite, got {eta}")
+        if max_step is not None and not max_step > 0:
+            raise ValueError(f"max_step must be positive, got {max_step}")
+        self.bounds = bounds
+        self.reduce = reduce
+        self.betas = betas
+        self.eta = eta
+        self.max_step = max_step
+
+    def __repr__(self) -> str:
+        return f"Bond(bounds={self.bounds!r}, reduce={self.reduce!r}, betas={self.betas}, max_step={self.max_step})"
+
+    def init(self, in_features: int) -> State:
+        """See `Policy.init`."""
+        # Discounted sums over the steps so far: of g, of g², and of 1, discounted like either. Their quotients are
+        # Adam's bias-corrected moments. All zero: nothing seen yet.
+        state = {"sums": torch.zeros(4, in_features)}
+        if self.bounds == "error-terms":
+            state["last"] = torch.zeros(2, in_features)  # the last gradient, and the last step's root mean square
+        return state
+
+    def steps(self, state: State, x: Tensor, n: int, noise: float, generator: torch.Generator) -> Steps:
+        """See `Policy.steps`."""
+        sums, weights = state["sums"].to(x.dtype).view(2, 2, -1).unbind()
+        m, v = (sums / weights).unbind()  # [d] each; NaN where nothing was seen
+        seen = v == v
+        # On the CPU a look is cheaper than the work it saves; elsewhere it would wait for the device.
+        all_seen = x.device.type == "cpu" and bool(seen.all())
+        lower, upper = self._bounds(m, v, all_seen, state, noise)
+        u = symmetric(x, n, generator)
+        fraction = u.abs()
+        size = torch.lerp(lower, upper, fraction)  # either may be the larger
+        if not all_seen:
+            # |z| of a normal draw, from the same random number. erfinv(1) is infinite, so 1 is kept out of reach.
+            z = torch.erfinv(fraction * (1 - torch.finfo(x.dtype).eps)) * math.sqrt(2 * noise)
+            size = torch.where(seen, size, z.clamp(min=noise))
+        return Steps(self._capped(size, x, noise), u, lower, upper)
+
+    def _capped(self, size: Tensor, x: Tensor, noise: float) -> Tensor:
+        if self.max_step is not None:
+            return size.clamp(max=self.max_step)
+        cap = torch.linalg.vector_norm(x, dim=0).mul_(math.cbrt(3 * noise) / math.sqrt(len(x)))  # [d]
+        # Not below the first step's scale, for inputs that are all but zero. fmin, so that a NaN in one row of x does
+        # not reach the steps of the others.
+        return torch.fmin(size, cap.clamp_(min=math.sqrt(noise)))
+
+    def _bounds(self, m: Tensor, v: Tensor, all_seen: bool, state: State, noise: float) -> tuple[Tensor, Tensor]:
+        """Lower and upper bound, each [d]; NaN for inputs not seen."""
+        size = m.abs()
+        # NaN would spread to the extremes, so it is replaced by what cannot be one.
+        smallest = (size if all_seen else size.nan_to_num(math.inf)).amin()
+        largest = (size if all_seen else size.nan_to_num(0)).amax()
+        lower = smallest.reciprocal().mul_(noise).expand_as(m)
+        if self.bounds == "adam":
+            return lower, self.eta * size / v.sqrt()
+        if self.bounds == "max-v":
+            return lower, (size / v.nan_to_num(0).amax()).sqrt_().mul_(largest)
+        upper = (size / v).sqrt_().mul_(largest)
+        if self.bounds == "sqrt6":
+            return noise / size, math.sqrt(6) * upper
+        if self.bounds == "error-terms":
+            g, step = state["last"].to(m.dtype)
+            error = v / 6 * step.square() + noise / step + (m - g).abs()
+            crossing = (6 * noise / v).pow(1 / 3)  # the step at which truncation and noise weigh the same
+            below = g.abs() - error - v / 6 * crossing.square()
+            above = g.abs() - error - noise / crossing
+            lower = torch.where(below > 0, noise / below, lower)
+            upper = torch.where(above > 0, (6 / v * above).sqrt(), upper)
+        return lower, upper
+
+    def observe(self, state: State, g: Tensor, steps: Steps) -> State:
+        """See `Policy.observe`."""
+        if self.reduce == "mean-abs":
+            reduced = torch.linalg.vector_norm(g, 1, dim=0) / len(g)
+        else:
+            reduced = g.sum(0) if self.reduce == "sum" else g.mean(0)
+        reduced = reduced.float()
+        square = reduced.square()
+        valid = square / square == 1  # neither zero, nor infinite, nor NaN
+        one = torch.ones_like(square)
+        sums = torch.addcmul(torch.stack((reduced, square, one, one)), state["sums"], _decay(self.betas, g.device))
+        new = {"sums": torch.where(valid, sums, state["sums"])}
+        if "last" in state:
+            rms = steps.size.float().square().mean((0, 1)).sqrt()
+            new["last"] = torch.where(valid, torch.stack((reduced, rms)), state["last"])
+        return new
+
+
+@functools.cache
+def _decay(betas: tuple[float, float], device: torch.device) -> Tensor:
+    """The decays of the four sums, [4, 1], made once per device."""
+    return torch.tensor([*betas, *betas], device=device).unsqueeze(1)

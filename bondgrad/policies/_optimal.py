@@ -1,0 +1,35 @@
+"""The step that balances truncation against noise, when both are known."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from bondgrad.policies._policy import Policy, State, Steps, constant_steps
+
+
+class Optimal(Policy):
+    """The step that minimises the error bound of a central difference.
+
+    With output noise of half-width b and a third derivative bounded by L, the error is at most L h²/6 + b/h, least at
+    h = (3 b / L)^(1/3).
+
+    Args:
+        noise: b, > 0.
+        third_derivative: L, > 0.
+    """
+
+    def __init__(self, noise: float, third_derivative: float) -> None:
+        if not (noise > 0 and math.isfinite(noise)):
+            raise ValueError(f"noise must be positive and finite, got {noise}")
+        if not (third_derivative > 0 and math.isfinite(third_derivative)):
+            raise ValueError(f"third_derivative must be positive and finite, got {third_derivative}")
+        self.noise = noise
+        self.third_derivative = third_derivative
+
+    def __repr__(self) -> str:
+        return f"Optimal({self.noise}, {self.third_derivative})"
+
+    def steps(self, state: State, x: Tensor, n: int, noise: float, generator: torch.Generator) -> Steps:
+        """See `Policy.steps`."""
+        return constant_steps(math.cbrt(3 * self.noise / self.third_derivative), x, n, generator)
