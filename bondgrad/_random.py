@@ -22,8 +22,13 @@ class Generators:
             self._by_device[device] = torch.Generator(device).manual_seed(self.seed)
         return self._by_device[device]
 
-    def replace(self, device: torch.device, generator: torch.Generator) -> None:
-        """Go on from another generator's state."""
+    def fork(self, device: torch.device) -> torch.Generator:
+        """A copy of a device's generator, to draw from without a trace."""
+        known = self._by_device.get(device)
+        return torch.Generator(device).manual_seed(self.seed) if known is None else known.clone_state()
+
+    def join(self, device: torch.device, generator: torch.Generator) -> None:
+        """Go on from where a copy has got to."""
         self._by_device[device] = generator
 
     def state(self) -> dict[str, Any]:

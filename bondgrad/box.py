@@ -183,7 +183,7 @@ class BlackBox(nn.Module):
         """The gradient [B, d] at x [B, d]. All changes of state come last, so an exception leaves none."""
         eps = torch.finfo(x.dtype).eps
         noise = eps if self.noise is None else self.noise
-        generator = self._random.on(x.device).clone_state()
+        generator = self._random.fork(x.device)
         buffers: dict[str, Any] = self._buffers
         state = {name: buffers[POLICY + name] for name in self._policy_names}
         steps = self.policy.steps(state, x, self.estimator.draws, noise, generator)
@@ -227,7 +227,7 @@ class BlackBox(nn.Module):
         if failures is not None:
             self._trace.failures = self._trace.failures + failures
         if training:
-            self._random.replace(x.device, generator)
+            self._random.join(x.device, generator)
             for name, value in new_state.items():
                 state[name].copy_(value)
         for hook in tuple(self._step_hooks.values()):

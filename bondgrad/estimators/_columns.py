@@ -27,7 +27,7 @@ def _slopes(site: Site, evaluate: Evaluate, ends: list[Tensor], rows: slice, inp
     """The slopes [b, j] along j inputs of b rows, `ends` [b, j] being where those inputs are moved to."""
     x = site.x
     (b, d), (_, j) = x.shape, ends[0].shape
-    points = x.view(b, 1, 1, d).expand(b, j, len(ends), d).contiguous()
+    points = x.view(b, 1, 1, d).expand(b, j, len(ends), d).clone(memory_format=torch.contiguous_format)
     points.diagonal(inputs.start, 1, 3).copy_(torch.stack(ends, 1))
     y, ok = evaluate(points, rows)  # [b, j, ends, d_out], [b, j, ends]
     return change(y, ok, site.y, site.gy).div_(span(ends, ok, x[:, inputs]))

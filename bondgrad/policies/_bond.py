@@ -138,8 +138,8 @@ class Bond(Policy):
         sums = torch.addcmul(torch.stack((reduced, square, one, one)), state["sums"], _decay(self.betas, g.device))
         new = {"sums": torch.where(valid, sums, state["sums"])}
         if "last" in state:
-            rms = steps.size.float().square().mean((0, 1)).sqrt()
-            new["last"] = torch.where(valid, torch.stack((reduced, rms)), state["last"])
+            rms = steps.size.square().mean((0, 1)).sqrt().float()
+            new["last"] = torch.where(valid & torch.isfinite(rms), torch.stack((reduced, rms)), state["last"])
         return new
 
 

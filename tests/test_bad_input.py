@@ -1,0 +1,344 @@
+"""Whatever comes in: a clear error or a finite result, and never a changed state."""
+
+import copy
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from bondgrad import BlackBox, BoxError, Forward, Simultaneous
+from bondgrad.evaluators import Local
+from bondgrad.policies import Bond, Fixed, Gaussian, Optimal
+from tests.test_box import gradient, same_state
+
+# ---- arguments of the layer
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "says"),
+    [
+        ({"fn": 3}, TypeError, "fn must be callable"),
+        ({"in_features": 0}, ValueError, "in_features must be a positive integer"),
+        ({"in_features": 2.5}, ValueError, "in_features"),
+        ({"out_features": -1}, ValueError, "out_features"),
+        ({"estimator": "backward"}, ValueError, "estimator must be one of 'central', 'forward', 'simultaneous'"),
+        ({"policy": "calibrated"}, ValueError, "policy must be one of 'bond'"),
+        ({"policy": Bond}, ValueError, "an instance of Policy"),
+        ({"noise": -1.0}, ValueError, "noise must be a positive number"),
+        ({"noise": math.nan}, ValueError, "noise"),
+        ({"noise": "auto"}, ValueError, "noise"),
+        ({"limits": (1.0, 0.0)}, ValueError, "low < high"),
+        ({"limits": (0.0, math.nan)}, ValueError, "low < high"),
+        ({"limits": 3.0}, ValueError, "pair"),
+        ({"limits": ([0.0, 0.0], 1.0)}, ValueError, "3 numbers"),
+        ({"limits": ("a", "b")}, ValueError, "numbers"),
+        ({"structure": "auto"}, ValueError, "not supported yet"),
+        ({"state": 0}, ValueError, "not supported yet"),
+        ({"eager": True}, ValueError, "not supported yet"),
+        ({"on_failure": "ignore"}, ValueError, "'degrade' or 'raise'"),
+    ],
+)
+def test_constructor(arguments, error, says):
+    with pytest.raises(error, match=says):
+        BlackBox(**({"fn": torch.sin, "in_features": 3} | arguments))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Bond("adagrad"),
+        lambda: Bond(reduce="median"),
+        lambda: Bond(betas=(0.9, 1.0)),
+        lambda: Bond(eta=0),
+        lambda: Bond(max_step=0),
+        lambda: Bond(max_step=math.nan),
+        lambda: Fixed(0),
+        lambda: Fixed(math.inf),
+        lambda: Gaussian(-1),
+        lambda: Optimal(0, 1),
+        lambda: Optimal(1, 0),
+        lambda: Simultaneous(0),
+        lambda: Local(max_rows=0),
+        lambda: Local(memory=0),
+    ],
+)
+def test_parts(make):
+    with pytest.raises(ValueError, match="must be"):
+        make()
+
+
+# ---- inputs
+
+
+@pytest.mark.parametrize(
+    ("x", "error", "says"),
+    [
+        (torch.zeros(4, 5), ValueError, r"in_features=3\], got \[4, 5\]"),
+        (torch.zeros(()), ValueError, "in_features=3"),
+        (torch.zeros(0, 3), ValueError, "empty batch"),
+        (torch.zeros(4, 0, 3), ValueError, "empty batch"),
+        (torch.zeros(4, 3, dtype=torch.int64), TypeError, r"floating point, got torch.int64: call x.float\(\)"),
+        (torch.zeros(4, 3, dtype=torch.bool), TypeError, "floating point"),
+        (torch.zeros(4, 3, dtype=torch.complex64), TypeError, "floating point"),
+        (np.zeros((4, 3)), TypeError, "torch tensor, got ndarray"),
+        (None, TypeError, "torch tensor"),
+    ],
+)
+def test_x(x, error, says):
+    layer = BlackBox(torch.sin, 3)
+    with pytest.raises(error, match=says):
+        layer(x)
+    assert layer.stats.calls == 0
+
+
+def test_context():
+    layer = BlackBox(lambda x, c: x, 3)
+    with pytest.raises(ValueError, match=r"context 0 must have one entry per row of x, shape \[4, ...\], got \[5, 3\]"):
+        layer(torch.zeros(4, 3), torch.zeros(5, 3))
+    with pytest.raises(TypeError, match="context 0 must be a torch tensor"):
+        layer(torch.zeros(4, 3), 3.0)
+
+
+# ---- functions
+
+BROKEN = {
+    "raises": (lambda x: 1 / 0, "raised ZeroDivisionError"),
+    "too few rows": (lambda x: x[1:], "one row of outputs per row of inputs"),
+    "one number": (lambda x: x.sum(), "one row of outputs"),
+    "no width": (lambda x: x.sum(1), r"add a dimension: y\[:, None\]"),
+    "three dimensions": (lambda x: x.unsqueeze(2), "one row of outputs"),
+    "nothing": (lambda x: x[:, :0], "one row of outputs"),
+    "None": (lambda x: None, "got NoneType"),
+    "a list": (lambda x: x.tolist(), "got list"),
+    "complex": (lambda x: x * 1j, "complex"),
+    "strings": (lambda x: np.array([["a"]] * len(x)), "an array of <U1"),
+    "wrong width": (lambda x: torch.cat([x, x], 1), "must equal out_features"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_function_broken_from_the_start(name):
+    fn, says = BROKEN[name]
+    layer = BlackBox(fn, 3, 3)
+    with pytest.raises(BoxError, match=says):
+        layer(torch.zeros(4, 3))
+
+
+@pytest.mark.parametrize("estimator", ["central", "forward", "simultaneous"])
+@pytest.mark.parametrize("name", BROKEN)
+def test_function_that_breaks_in_the_backward_pass(name, estimator):
+    fn, says = BROKEN[name]
+    broken = False
+    layer = BlackBox(lambda x: fn(x) if broken else torch.sin(x), 3, estimator=estimator, seed=0)
+    x, gy = torch.randn(5, 3, requires_grad=True), torch.randn(5, 3)
+    torch.autograd.grad(layer(x), x, gy)
+    before = copy.deepcopy(layer.state_dict())
+    y = layer(x)
+    broken = True
+    with pytest.raises(BoxError, match=says) as caught:
+        torch.autograd.grad(y, x, gy)
+    assert same_state(layer.state_dict(), before)
+    if name == "raises":
+        assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    # The layer is as usable as before, and goes on as if nothing had happened.
+    broken = False
+    twin = BlackBox(torch.sin, 3, estimator=estimator)
+    twin.load_state_dict(before)
+    assert torch.equal(gradient(layer, x, gy), gradient(twin, x, gy))
+
+
+def test_an_interrupt_is_not_swallowed():
+    def fn(x):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        BlackBox(fn, 3)(torch.zeros(4, 3))
+
+
+def test_a_device_that_expects_arrays_is_told_how():
+    class Device:
+        def __call__(self, x: torch.Tensor):
+            return x.astype("float64")
+
+    with pytest.raises(BoxError, match="annotate its first parameter"):
+        BlackBox(Device(), 3)(torch.zeros(4, 3))
+
+
+# ---- values that are not finite
+
+
+def root(x):
+    return x.sqrt()  # NaN below zero
+
+
+def test_base_rows_pass_through():
+    y = BlackBox(root, 1)(torch.tensor([[4.0], [-1.0]]))
+    assert y[0] == 2
+    assert y[1].isnan()
+
+
+@pytest.mark.parametrize("estimator", ["central", Forward(), Simultaneous(64)])
+def test_a_failed_evaluation_costs_its_own_entry_only(estimator):
+    layer = BlackBox(root, 2, estimator=estimator, policy=Fixed(0.01), seed=0)
+    x = torch.tensor([[1.0, 2.0], [0.005, 3.0], [-1.0, 1.0], [math.nan, 1.0], [4.0, 5.0]])
+    gy = torch.ones(5, 2)
+    with pytest.warns(UserWarning, match="perturbed rows came back non-finite"):
+        g = gradient(layer, x, gy)
+    assert torch.isfinite(g).all()
+    assert layer.stats.failures > 0
+    exact = 0.5 / x.sqrt()
+    tolerance = 0.5 if isinstance(estimator, Simultaneous) else 0.01
+    assert torch.allclose(g[[0, 4]], exact[[0, 4]], rtol=tolerance)
+    if not isinstance(estimator, Simultaneous):
+        assert torch.isclose(g[1, 1], exact[1, 1], rtol=tolerance)  # beside a failed entry, in the same row
+        assert not g[2:4].any()  # no evaluation of which was finite
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        gradient(layer, x, gy)  # said once
+
+
+def test_where_one_side_fails_the_other_is_used():
+    layer = BlackBox(root, 1, policy=Fixed(0.01))
+    with pytest.warns(UserWarning, match="non-finite"):
+        g = gradient(layer, torch.tensor([[0.005]]), torch.ones(1, 1))
+    one_sided = (math.sqrt(0.015) - math.sqrt(0.005)) / 0.01
+    assert math.isclose(float(g), one_sided, rel_tol=1e-3)
+    assert layer.stats.failures == 1
+
+
+def test_on_failure_raise():
+    layer = BlackBox(root, 1, policy=Fixed(0.01), on_failure="raise", seed=0)
+    before = copy.deepcopy(layer.state_dict())
+    with pytest.raises(BoxError, match="1 perturbed rows came back non-finite"):
+        gradient(layer, torch.tensor([[0.005]]), torch.ones(1, 1))
+    assert same_state(layer.state_dict(), before)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_gradient_that_is_not_finite_is_handed_on_but_not_remembered(value):
+    layer = BlackBox(torch.sin, 2, seed=0)
+    x = torch.randn(4, 2)
+    gradient(layer, x, torch.ones(4, 2))
+    sums = layer.policy_sums.clone()
+    gy = torch.ones(4, 2)
+    gy[1, 0] = value
+    g = gradient(layer, x, gy)
+    assert not torch.isfinite(g[1]).any()  # so that a loss scaler sees it
+    assert torch.isfinite(g[[0, 2, 3]]).all()
+    assert torch.equal(layer.policy_sums, sums)
+
+
+@pytest.mark.parametrize("policy", [Bond(), Bond(max_step=math.inf), Bond("error-terms"), Gaussian(0.1)])
+def test_a_function_that_ignores_its_input_never_harms_the_state(policy):
+    layer = BlackBox(torch.zeros_like, 3, policy=policy)
+    for _ in range(5):
+        g = gradient(layer, torch.randn(4, 3), torch.ones(4, 3))
+        assert torch.equal(g, torch.zeros(4, 3))
+    assert all(torch.isfinite(b).all() for b in layer.buffers())
+
+
+def test_an_input_that_wakes_late_is_found():
+    asleep = True
+    layer = BlackBox(lambda x: x * torch.tensor([1.0, 0.0 if asleep else 1.0]), 2, seed=0)
+    for _ in range(20):
+        gradient(layer, torch.randn(16, 2), torch.ones(16, 2))
+    asleep = False
+    for _ in range(3):
+        g = gradient(layer, torch.randn(16, 2), torch.ones(16, 2))
+    assert torch.allclose(g, torch.ones(16, 2), rtol=0.05)
+
+
+def test_inputs_that_are_all_zero_get_a_gradient():
+    layer = BlackBox(lambda x: 3 * x, 2, seed=0)
+    for _ in range(3):
+        g = gradient(layer, torch.zeros(8, 2), torch.ones(8, 2))
+    assert torch.allclose(g, torch.full((8, 2), 3.0), rtol=1e-2)
+
+
+# ---- a thousand random bad inputs
+
+SHAPES = st.sampled_from([(), (3,), (0, 3), (1, 3), (4, 3), (4, 2), (4, 5), (2, 2, 3), (2, 0, 3), (0,)])
+DTYPES = st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.bool])
+VALUES = st.sampled_from([0.0, 1.0, -3.0, 1e-30, 1e30, -1e38, 3e38, math.nan, math.inf, -math.inf])
+FUNCTIONS = {
+    "sin": torch.sin,
+    "root": root,
+    "steep": lambda x: torch.exp(80 * x),
+    "constant": torch.zeros_like,
+    "steps": torch.round,
+    "integers": lambda x: x.long() if torch.isfinite(x).all() and x.abs().max() < 1e9 else x,
+    "numpy": lambda x: np.log(np.asarray(x)),
+    "random": lambda x: x + 1e-2 * torch.rand(x.shape),
+    **{name: fn for name, (fn, _) in BROKEN.items()},
+}
+
+
+@settings(max_examples=1000, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(
+    name=st.sampled_from(sorted(FUNCTIONS)),
+    shape=SHAPES,
+    dtype=DTYPES,
+    values=st.lists(VALUES, min_size=1, max_size=6),
+    estimator=st.sampled_from(["central", "forward", "simultaneous"]),
+    policy=st.sampled_from(["bond", Bond(max_step=math.inf), Bond("error-terms"), Fixed(0.1), Gaussian(10.0)]),
+    limits=st.sampled_from([None, (-1.0, 1.0), (0.0, math.inf)]),
+    max_rows=st.sampled_from([None, 1, 5]),
+    breaks_in_backward=st.booleans(),
+)
+@pytest.mark.filterwarnings("ignore")
+def test_a_thousand_bad_inputs(name, shape, dtype, values, estimator, policy, limits, max_rows, breaks_in_backward):
+    good = True
+    settings = {"estimator": estimator, "policy": policy, "limits": limits, "seed": 0}
+    layer = BlackBox(lambda x: x * 1 if good else FUNCTIONS[name](x), 3, evaluator=Local(max_rows=max_rows), **settings)
+    gradient(layer, torch.randn(4, 3, generator=torch.Generator().manual_seed(0)), torch.ones(4, 3))
+    before = copy.deepcopy(layer.state_dict())
+    n = math.prod(shape)
+    x = torch.tensor((values * (n + 1))[:n], dtype=torch.float64).to(dtype).view(shape)
+    if dtype.is_floating_point:
+        x.requires_grad_()
+    try:
+        good = breaks_in_backward
+        y = layer(x)
+        good = False
+        y.sum().backward()
+    except (ValueError, TypeError, BoxError) as error:
+        assert any(word in str(error) for word in ("must", "raised", "empty", "complex")), error
+        assert same_state(layer.state_dict(), before)
+        return
+    # A true slope beyond the range of fp16 is infinite there, as it is in any network.
+    assert not x.grad.isnan().any() if dtype == torch.float16 else torch.isfinite(x.grad).all()
+    assert all(torch.isfinite(b).all() for b in layer.buffers())
+
+
+def test_training_survives_a_box_that_fails_at_random():
+    torch.manual_seed(0)
+    flaky = torch.Generator().manual_seed(1)
+
+    def fn(x):
+        y = torch.sin(x)
+        y[torch.rand(len(x), generator=flaky) < 0.05] = math.nan
+        return y
+
+    layer = BlackBox(fn, 3, seed=0)
+    read_in = nn.Linear(4, 3)
+    optimizer = torch.optim.Adam(read_in.parameters(), 1e-2)
+    data, target = torch.randn(64, 4), torch.rand(64, 3)
+    losses = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(200):
+            optimizer.zero_grad()
+            error = (layer(read_in(data)) - target).square()
+            loss = error.nan_to_num(0).mean()
+            loss.backward()
+            for p in read_in.parameters():
+                p.grad.nan_to_num_(0)
+            optimizer.step()
+            losses.append(float(loss))
+    assert losses[-1] < 0.6 * losses[0]
+    assert layer.stats.failures > 0

@@ -1,0 +1,131 @@
+"""Every estimator with every policy in every dtype; and proof that the suite can fail."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from bondgrad.estimators import Central, Estimator, Evaluate, Forward, Simultaneous, Site
+from bondgrad.policies import Bond, Fixed, Gaussian, Optimal
+from bondgrad.testing import CHECKS, Subject
+from bondgrad.testing.conformance import check_chunks, check_order, check_rate, check_seed, check_value
+
+ESTIMATORS = {
+    "central": {"estimator": lambda n: Central(), "order": 2},
+    "forward": {"estimator": lambda n: Forward(), "order": 1},
+    "simultaneous": {"estimator": Simultaneous, "order": 2, "simultaneous": True},
+}
+POLICIES = {
+    "bond": Bond,
+    "bond-max-step": lambda: Bond(max_step=1e-3),
+    "sqrt6": lambda: Bond("sqrt6"),
+    "error-terms": lambda: Bond("error-terms"),
+    "adam": lambda: Bond("adam"),
+    "max-v": lambda: Bond("max-v"),
+    "sum": lambda: Bond(reduce="sum"),
+    "mean": lambda: Bond(reduce="mean"),
+    "fixed": lambda: Fixed(1e-3),
+    "gaussian": lambda: Gaussian(1e-3),
+    "optimal": lambda: Optimal(1e-10, 1.0),
+}
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_conformance(estimator, policy, dtype, check):
+    check(Subject(policy=POLICIES[policy], dtype=DTYPES[dtype], **ESTIMATORS[estimator]))
+
+
+@dataclass
+class Damaged(Estimator):
+    """An estimator with a mistake."""
+
+    inner: Estimator
+    mistake: str
+    normalize_rows: bool = False
+
+    @property
+    def draws(self) -> int:
+        return self.inner.draws
+
+    def evaluations(self, in_features: int) -> int:
+        return self.inner.evaluations(in_features)
+
+    def vjp(self, site: Site, evaluate: Evaluate, max_rows: int) -> Tensor:
+        if self.mistake == "nominal step":  # twice as far on one side, but divided as if it were not
+            site = site._replace(delta=torch.where(site.x > 0, 2 * site.delta, site.delta))
+            return self.inner.vjp(site, evaluate, max_rows) * torch.where(site.x > 0, 2, 1)
+        if self.mistake == "stale base":
+            site = site._replace(y=site.y.roll(1, 0))
+        g = self.inner.vjp(site, evaluate, max_rows)
+        return {
+            "3 % off": lambda: g * 1.03,
+            "sign": lambda: -g,
+            "swapped inputs": lambda: g.roll(1, 1),
+            "swapped rows": lambda: g.roll(1, 0),
+            "one entry lost": lambda: g.index_fill(0, torch.tensor([0]), 0),
+            "biased": lambda: g + site.delta[0].abs(),
+            "global random numbers": lambda: g + 1e-9 * torch.randn_like(g),
+            "portions": lambda: g * (1 + 1e-9 * max_rows),
+            "stale base": lambda: g,
+        }[self.mistake]()
+
+
+MISTAKES = {
+    "3 % off": check_value,
+    "sign": check_value,
+    "swapped inputs": check_value,
+    "swapped rows": check_value,
+    "one entry lost": check_value,
+    "nominal step": check_value,
+    "biased": check_order,
+    "global random numbers": check_seed,
+    "portions": check_chunks,
+}
+
+
+@pytest.mark.parametrize(
+    ("estimator", "mistake"),
+    [
+        (estimator, mistake)
+        for estimator in ESTIMATORS
+        for mistake in MISTAKES
+        if (estimator, mistake) != ("forward", "biased")  # an error in proportion to the step is its own order
+    ],
+)
+def test_mistakes_are_caught(estimator, mistake):
+    settings = ESTIMATORS[estimator]
+    wrong = settings | {"estimator": lambda n: Damaged(settings["estimator"](n), mistake)}
+    with pytest.raises(AssertionError):
+        MISTAKES[mistake](Subject(policy=lambda: Fixed(1e-3), dtype=torch.float64, **wrong))
+
+
+def test_a_stale_base_is_caught():
+    wrong = ESTIMATORS["forward"] | {"estimator": lambda n: Damaged(Forward(), "stale base")}
+    with pytest.raises(AssertionError):
+        check_value(Subject(policy=lambda: Fixed(1e-3), dtype=torch.float64, **wrong))
+
+
+@pytest.mark.parametrize("check", [check_value, check_order])
+def test_a_wrong_order_is_caught(check):
+    with pytest.raises(AssertionError):
+        check(Subject(lambda n: Forward(), lambda: Fixed(1e-3), torch.float64, order=2))
+
+
+def test_directions_not_used_are_caught():
+    with pytest.raises(AssertionError):
+        check_rate(Subject(lambda n: Simultaneous(4), Bond, torch.float64, order=2, simultaneous=True))
+
+
+def test_a_seed_not_used_is_caught():
+    class Constant(Fixed):
+        def steps(self, state, x, n, noise, generator):
+            steps = super().steps(state, x, n, noise, generator)
+            return steps._replace(sign=torch.ones_like(steps.sign))
+
+    with pytest.raises(AssertionError):
+        check_seed(Subject(lambda n: Central(), lambda: Constant(1e-3), torch.float64, order=2))
