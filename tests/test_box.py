@@ -142,7 +142,7 @@ def test_a_module_is_registered_frozen_and_kept_in_eval():
 def test_the_functions_own_graph_is_ignored():
     weight = torch.randn(3, 3, requires_grad=True)
     x = torch.randn(4, 3, requires_grad=True)
-    BlackBox(lambda x: x @ weight, 3)(x).sum().backward()
+    BlackBox(lambda x: x @ weight, 3, policy=Fixed(1e-2))(x).sum().backward()
     assert weight.grad is None
     assert torch.allclose(x.grad, weight.sum(1).expand(4, 3), atol=1e-2)
 
@@ -164,7 +164,9 @@ class AnswersInOneBuffer:
 
 
 @pytest.mark.parametrize("max_rows", [None, 2, 5])
-@pytest.mark.parametrize("fn", [writes_into_its_input, AnswersInOneBuffer(), lambda x: x], ids=["writes", "buffer", "x"])
+@pytest.mark.parametrize(
+    "fn", [writes_into_its_input, AnswersInOneBuffer(), lambda x: x], ids=["writes", "buffer", "x"]
+)
 @pytest.mark.parametrize("estimator", ["central", "forward"])
 def test_aliasing_does_no_harm(fn, estimator, max_rows):
     layer = BlackBox(fn, 3, estimator=estimator, policy=Fixed(1e-3), evaluator=Local(max_rows=max_rows))
@@ -207,7 +209,9 @@ def test_context_for_numpy():
 # ---- limits
 
 
-@pytest.mark.parametrize("limits", [(-0.5, 0.5), ([-0.5, -1.0, -2.0], 0.5), (torch.tensor(-0.5), np.array([0.1, 0.2, 9]))])
+@pytest.mark.parametrize(
+    "limits", [(-0.5, 0.5), ([-0.5, -1.0, -2.0], 0.5), (torch.tensor(-0.5), np.array([0.1, 0.2, 9]))]
+)
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_no_point_outside_the_limits_is_evaluated(estimator, limits):
     low, high = (torch.as_tensor(limit, dtype=torch.float32).expand(3) for limit in limits)

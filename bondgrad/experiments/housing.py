@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import torch
@@ -19,15 +18,6 @@ Method = Literal["AD", "BOND", "BONDS", "SPSA"]
 METHODS: tuple[Method, ...] = get_args(Method)
 BATCH = 64
 SPSA_MU = 1e-2
-
-
-@dataclass
-class Record:
-    """What one run measured."""
-
-    test_loss: list[float] = field(default_factory=list)  # after each epoch
-    signs: list[float] = field(default_factory=list)  # sign accuracy of each step; empty for AD
-    seconds: list[float] = field(default_factory=list)  # of each step, without the measuring
 
 
 class HousingRun:
@@ -52,7 +42,9 @@ class HousingRun:
         self.optimizer = torch.optim.Adam([*self.read_in.parameters(), *self.read_out.parameters()], lr=rate)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, self._rate)
         self.order = torch.Generator().manual_seed(seed)
-        self.record = Record()
+        self.test_loss: list[float] = []  # after each epoch
+        self.signs: list[float] = []  # sign accuracy of each step; none for AD
+        self.seconds: list[float] = []  # of each step, without the measuring
         self._seen: list[Step] = []
         self.black_box.register_step_hook(lambda _, step: self._seen.append(step))
         self.spsa = SPSA(self.read_in.parameters(), mu=SPSA_MU, seed=seed)
@@ -72,7 +64,7 @@ class HousingRun:
         self.schedule.step()
         with torch.no_grad():
             predicted = self.read_out(self.exact_box(self.read_in(self.data.x_test)))
-            self.record.test_loss.append(float(self.loss(predicted, self.data.y_test)))
+            self.test_loss.append(float(self.loss(predicted, self.data.y_test)))
 
     def _step(self, x: Tensor, y: Tensor) -> None:
         """One optimizer step. The clock stands still while the gradient is compared with the exact one."""
@@ -85,10 +77,10 @@ class HousingRun:
             self.loss(self.read_out(box(self.read_in(x))), y).backward()
         seconds = time.perf_counter() - start
         if self.method != "AD":
-            self.record.signs.append(float(self._sign_accuracy(x, y)))
+            self.signs.append(float(self._sign_accuracy(x, y)))
         start = time.perf_counter()
         self.optimizer.step()
-        self.record.seconds.append(seconds + time.perf_counter() - start)
+        self.seconds.append(seconds + time.perf_counter() - start)
 
     def _gradient_by_spsa(self, x: Tensor, y: Tensor) -> None:
         """The read-out's gradient exactly, the read-in's by SPSA."""
@@ -114,4 +106,4 @@ class HousingRun:
     @property
     def evaluations_per_step(self) -> float:
         """Rows sent to the box for one optimizer step."""
-        return BATCH if self.method == "AD" else self.black_box.stats.evaluations / max(1, len(self.record.seconds))
+        return BATCH if self.method == "AD" else self.black_box.stats.evaluations / max(1, len(self.seconds))

@@ -23,7 +23,7 @@ class ExactBox(ABC):
 
     def vjp(self, x: Tensor, gy: Tensor) -> Tensor:
         """The exact gradient [N, in_features] for gy [N, out_features]."""
-        return torch.einsum("no,noi->ni", gy, self.jacobian(x))
+        return (gy.unsqueeze(1) @ self.jacobian(x)).squeeze(1)
 
 
 def _weights(seed: int, *shape: int) -> Tensor:
@@ -39,6 +39,7 @@ class Linear(ExactBox):
         self.a = _weights(seed, out_features, in_features)
 
     def __call__(self, x: Tensor) -> Tensor:
+        """See `ExactBox.__call__`."""
         return x @ self.a.to(x).T
 
     def jacobian(self, x: Tensor) -> Tensor:
@@ -55,6 +56,7 @@ class Quadratic(ExactBox):
         self.q = q + q.transpose(1, 2)
 
     def __call__(self, x: Tensor) -> Tensor:
+        """See `ExactBox.__call__`."""
         return torch.einsum("oij,ni,nj->no", self.q.to(x), x, x)
 
     def jacobian(self, x: Tensor) -> Tensor:
@@ -71,6 +73,7 @@ class TanhNetwork(ExactBox):
         self.w2 = _weights(seed + 1, out_features, hidden)
 
     def __call__(self, x: Tensor) -> Tensor:
+        """See `ExactBox.__call__`."""
         return torch.tanh(x @ self.w1.to(x).T) @ self.w2.to(x).T
 
     def jacobian(self, x: Tensor) -> Tensor:
@@ -87,6 +90,7 @@ class Waves(ExactBox):
         self.a = _weights(seed, out_features, in_features)
 
     def __call__(self, x: Tensor) -> Tensor:
+        """See `ExactBox.__call__`."""
         return torch.sin(x @ self.a.to(x).T)
 
     def jacobian(self, x: Tensor) -> Tensor:
@@ -102,6 +106,7 @@ class Cubes(ExactBox):
         super().__init__(features, features)
 
     def __call__(self, x: Tensor) -> Tensor:
+        """See `ExactBox.__call__`."""
         return x * x * x - x
 
     def jacobian(self, x: Tensor) -> Tensor:

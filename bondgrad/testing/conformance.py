@@ -8,6 +8,7 @@ Each check raises AssertionError with what it measured. They look at the layer f
 and at the gradient that came back.
 """
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -67,7 +68,7 @@ def check_order(subject: Subject) -> None:
     for box in (TanhNetwork(5, 16, 2), Waves(3, 7)):
         errors = []
         for size in sizes:
-            sized = subject._replace(policy=lambda size=size: Rescaled(subject.policy(), size))
+            sized = subject._replace(policy=functools.partial(Rescaled, subject.policy(), size))
             trial = trials(sized, box, steps=3, n=3)[-1]
             errors.append(relative_error(trial.g, trial.expected))
         order = slope(sizes, errors)

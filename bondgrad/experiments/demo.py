@@ -1,0 +1,152 @@
+"""The demo: California Housing through a black box, by four methods side by side."""
+
+import json
+import os
+import platform
+import statistics
+from collections.abc import Iterator
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from bondgrad._version import __version__
+from bondgrad.experiments.housing import BATCH, METHODS, SPSA_MU, HousingRun, Method
+
+COLOURS = {"AD": "#444444", "BOND": "#1f77b4", "BONDS": "#2ca02c", "SPSA": "#d62728"}
+
+
+def run_demo(epochs: int, seeds: list[int], output: Path, console: Console) -> None:
+    """Train, show, and leave `demo.json` and `demo.png` in `output`. An interrupt ends the training, not the demo."""
+    console.print(
+        "[bold]California Housing through a black box.[/] The network before the box is trained with the box's exact "
+        "gradient (AD), and with three methods that may only call the box: BOND, BONDS and SPSA.\n"
+    )
+    output.mkdir(parents=True, exist_ok=True)
+    runs: list[HousingRun] = []
+    try:
+        for seed in seeds:
+            batch = [HousingRun(method, seed, epochs) for method in METHODS]
+            runs += batch
+            train_side_by_side(batch, console)
+    except KeyboardInterrupt:
+        console.print("[yellow]Interrupted:[/] what follows is what was measured until now.")
+    runs = [run for run in runs if run.test_loss]
+    if not runs:
+        console.print("Not one epoch was finished, so there is nothing to show.")
+        return
+    results = summary(runs, epochs)
+    console.print(results_table(results))
+    (output / "demo.json").write_text(json.dumps(results, indent=1) + "\n")
+    plot(runs, output / "demo.png")
+    console.print(f"Curves in [bold]{output / 'demo.png'}[/], numbers in [bold]{output / 'demo.json'}[/].")
+
+
+def train_side_by_side(runs: list[HousingRun], console: Console) -> None:
+    """One step of each in turn, so that whatever else the machine does falls on all alike."""
+    columns = (
+        TextColumn("{task.description:>5s}"),
+        BarColumn(),
+        TextColumn("epoch {task.fields[epoch]}  test loss {task.fields[loss]}  signs {task.fields[signs]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        tasks = {run: progress.add_task(run.method, total=run.epochs, epoch=0, loss="-", signs="-") for run in runs}
+        for epoch in range(runs[0].epochs):
+            turns: list[Iterator[float]] = [run.epoch() for run in runs]
+            for done in zip_longest(*turns):
+                for run, part in zip(runs, done, strict=True):
+                    progress.update(tasks[run], completed=epoch + (part or 1.0))
+            for run in runs:
+                signs = f"{100 * statistics.fmean(run.signs):.2f} %" if run.signs else "-"
+                progress.update(tasks[run], epoch=epoch + 1, loss=f"{run.test_loss[-1]:.3f}", signs=signs)
+
+
+def summary(runs: list[HousingRun], epochs: int) -> dict[str, Any]:
+    """All that was measured, and how."""
+    return {
+        "what": "California Housing, read-in 8-100-100-5, frozen tanh box 5-500-5, read-out 5-100-100-1, Huber loss",
+        "epochs": epochs,
+        "seeds": sorted({run.seed for run in runs}),
+        "batch": BATCH,
+        "spsa_mu": SPSA_MU,
+        "bondgrad": __version__,
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "runs": [
+            {
+                "method": run.method,
+                "seed": run.seed,
+                "test_loss": [round(loss, 5) for loss in run.test_loss],
+                "sign_accuracy": statistics.fmean(run.signs) if run.signs else None,
+                "ms_per_step": 1e3 * statistics.median(run.seconds),
+                "evaluations_per_step": run.evaluations_per_step,
+            }
+            for run in runs
+        ],
+    }
+
+
+def by_method(results: dict[str, Any], key: str) -> dict[Method, list[float]]:
+    """One number per seed, for each method that has it."""
+    values: dict[Method, list[float]] = {}
+    for run in results["runs"]:
+        value = run[key][-1] if isinstance(run[key], list) else run[key]
+        if value is not None:
+            values.setdefault(run["method"], []).append(value)
+    return values
+
+
+def results_table(results: dict[str, Any]) -> Table:
+    """What a person wants to see."""
+    seeds = ", ".join(map(str, results["seeds"]))
+    table = Table(title=f"{results['epochs']} epochs, batch {results['batch']}, seeds {seeds}")
+    for heading in ("", "test loss", "sign accuracy", "ms per step", "x AD", "evaluations per step"):
+        table.add_column(heading, justify="right")
+    losses, signs = by_method(results, "test_loss"), by_method(results, "sign_accuracy")
+    times, evaluations = by_method(results, "ms_per_step"), by_method(results, "evaluations_per_step")
+    for method, loss in losses.items():
+        time = statistics.fmean(times[method])
+        table.add_row(
+            method,
+            spread(loss, "{:.3f}"),
+            spread([100 * s for s in signs[method]], "{:.3f}") + " %" if method in signs else "exact",
+            f"{time:.2f}",
+            f"{time / statistics.fmean(times['AD']):.2f}" if "AD" in times else "-",
+            f"{statistics.fmean(evaluations[method]):.0f}",
+        )
+    return table
+
+
+def spread(values: list[float], form: str) -> str:
+    """The mean, and the deviation where there is more than one value."""
+    mean = form.format(statistics.fmean(values))
+    return mean if len(values) == 1 else f"{mean} ± {form.format(statistics.stdev(values))}"
+
+
+def plot(runs: list[HousingRun], path: Path) -> None:
+    """Test loss by epoch, and sign accuracy in the course of training."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    loss_axes, sign_axes = figure.subplots(1, 2)
+    for run in runs:
+        style = {"color": COLOURS[run.method], "label": run.method if run.seed == runs[0].seed else None}
+        dashed = "--" if run.method == "BOND" else "-"  # lies on AD's curve
+        loss_axes.plot(range(1, len(run.test_loss) + 1), run.test_loss, dashed, lw=2, **style)
+        if run.signs:
+            window = max(1, len(run.signs) // 100)
+            means = torch.tensor(run.signs[: len(run.signs) // window * window]).view(-1, window).mean(1)
+            steps = [window * (i + 1) for i in range(len(means))]
+            sign_axes.plot(steps, 100 * means, lw=1.5, **style)
+    loss_axes.set(xlabel="epoch", ylabel="test loss (Huber, 10,000 USD)", title="The network learns", yscale="log")
+    sign_axes.set(xlabel="step", ylabel="right signs (%)", title="How right the gradient's signs are", ylim=(40, 102))
+    for axes in (loss_axes, sign_axes):
+        axes.grid(alpha=0.3, which="both")
+        axes.legend()
+    figure.savefig(path, dpi=130)

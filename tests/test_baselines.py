@@ -1,0 +1,136 @@
+"""Baselines on parameters."""
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+
+from bondgrad.baselines import FDSA, PGT, SPSA
+from bondgrad.networks import ffnn
+
+
+def problem(dtype=torch.float64):
+    torch.manual_seed(0)
+    model = ffnn([3, 5, 1]).to(dtype)
+    x, y = torch.randn(10, 3, dtype=dtype), torch.randn(10, 1, dtype=dtype)
+
+    def closure():
+        return nn.functional.mse_loss(model(x), y)
+
+    exact = torch.autograd.grad(closure(), list(model.parameters()))
+    return model, closure, exact
+
+
+def flat(tensors):
+    return torch.cat([t.flatten() for t in tensors])
+
+
+def error(model, exact):
+    g = flat(p.grad for p in model.parameters())
+    return float((g - flat(exact)).norm() / flat(exact).norm())
+
+
+def test_fdsa_is_exact_and_of_second_order():
+    errors = []
+    for mu in (0.08, 0.04, 0.02):
+        model, closure, exact = problem()
+        FDSA(model.parameters(), mu=mu).estimate(closure)
+        errors.append(error(model, exact))
+    assert errors[-1] < 1e-3
+    for larger, smaller in pairwise(errors):
+        assert 3.6 < larger / smaller < 4.4
+
+
+@pytest.mark.parametrize("method", [SPSA, PGT])
+def test_the_error_falls_with_the_root_of_the_directions(method):
+    errors = []
+    for n in (100, 400, 1600, 6400):
+        model, closure, exact = problem()
+        method(model.parameters(), mu=1e-4, n=n, seed=1).estimate(closure)
+        errors.append(error(model, exact))
+    rate = math.log(errors[-1] / errors[0]) / math.log(64)
+    assert abs(rate + 0.5) < 0.12
+    assert errors[-1] < 0.15
+
+
+@pytest.mark.parametrize("method", [SPSA, PGT])
+def test_one_direction_is_right_along_itself(method):
+    model, closure, exact = problem()
+    parameters = list(model.parameters())
+    seen = []
+
+    def recording():
+        seen.append(flat(p.detach().clone() for p in parameters))
+        return closure()
+
+    method(parameters, mu=1e-5, seed=1).estimate(recording)
+    span = seen[0] - seen[1]
+    g = flat(p.grad for p in parameters)
+    assert torch.allclose(g * span, (flat(exact) @ span).expand_as(g), rtol=1e-5)
+    assert len(span.abs().round(decimals=9).unique()) == (1 if method is SPSA else span.numel())
+
+
+@pytest.mark.parametrize("method", [SPSA, PGT, FDSA])
+def test_the_realised_step_is_divided_by(method):
+    w = torch.tensor([4096.0], requires_grad=True)  # where float32 can move by multiples of 4.9e-4 only
+    method([w], mu=7e-4).estimate(lambda: 3.0 * w.double().sum())
+    assert math.isclose(w.grad, 3.0, rel_tol=1e-6)
+
+
+@pytest.mark.parametrize("method", [SPSA, PGT, FDSA])
+def test_parameters_come_back_bit_for_bit_even_after_an_exception(method):
+    model, closure, _ = problem(torch.float32)
+    before = flat(p.detach().clone() for p in model.parameters())
+    method(model.parameters()).estimate(closure)
+    assert torch.equal(flat(model.parameters()), before)
+    calls = iter(range(3))
+
+    def failing():
+        if next(calls) == 1:
+            raise OSError("cable")
+        return closure()
+
+    with pytest.raises(OSError, match="cable"):
+        method(model.parameters()).estimate(failing)
+    assert torch.equal(flat(model.parameters()), before)
+
+
+@pytest.mark.parametrize("method", [SPSA, PGT, FDSA])
+def test_losses_that_are_not_finite_are_left_out(method):
+    w = torch.ones(3, requires_grad=True)
+    method([w]).estimate(lambda: math.nan)
+    assert torch.equal(w.grad, torch.zeros(3))
+
+
+@pytest.mark.parametrize("method", [SPSA, PGT])
+def test_the_seed_decides(method):
+    grads = []
+    for seed in (1, 1, 2):
+        model, closure, _ = problem()
+        method(model.parameters(), seed=seed).estimate(closure)
+        grads.append(flat(p.grad for p in model.parameters()))
+    assert torch.equal(grads[0], grads[1])
+    assert not torch.equal(grads[0], grads[2])
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: SPSA([]), "params is empty"),
+        (lambda: SPSA([torch.ones(3)], mu=0), "mu must be positive"),
+        (lambda: SPSA([torch.ones(3)], n=0), "n must be positive"),
+        (lambda: FDSA([torch.ones(3)], mu=-1), "mu must be positive"),
+        (lambda: PGT([torch.ones(3)], r=1.0), "r must be in"),
+    ],
+)
+def test_bad_arguments(make, says):
+    with pytest.raises(ValueError, match=says):
+        make()
+
+
+def test_parameters_must_be_leaves():
+    w = torch.ones(3, requires_grad=True)
+    with pytest.raises(TypeError, match="leaf tensors"):
+        SPSA([w * 2])

@@ -1,0 +1,139 @@
+"""In which portions rows are evaluated."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from bondgrad import BlackBox, BoxError
+from bondgrad.estimators._estimator import chunks
+from bondgrad.evaluators import Local
+from bondgrad.policies import Fixed
+from tests.test_box import gradient
+
+
+class Counting:
+    def __init__(self, limit=None, error=MemoryError):
+        self.sizes, self.limit, self.error = [], limit, error
+
+    def __call__(self, x: torch.Tensor):
+        if self.limit is not None and len(x) > self.limit:
+            raise self.error("CUDA out of memory") if self.error is not MemoryError else MemoryError
+        self.sizes.append(len(x))
+        return torch.sin(x)
+
+
+def test_by_default_one_call_forward_and_one_backward():
+    fn = Counting()
+    gradient(BlackBox(fn, 5), torch.randn(64, 5), torch.randn(64, 5))
+    assert fn.sizes == [64, 640]
+
+
+@pytest.mark.parametrize("max_rows", [1, 2, 3, 16, 100])
+def test_max_rows_is_never_exceeded(max_rows):
+    fn = Counting()
+    layer = BlackBox(fn, 5, evaluator=Local(max_rows=max_rows), policy=Fixed(1e-2))
+    x, gy = torch.randn(17, 5), torch.randn(17, 5)
+    g = gradient(layer, x, gy)
+    assert max(fn.sizes) <= max_rows
+    assert sum(fn.sizes) == 17 + 17 * 10
+    assert torch.allclose(g, gy * x.cos(), rtol=1e-2, atol=1e-4)
+
+
+def test_the_two_signs_of_a_perturbation_are_next_to_each_other():
+    asked = []
+
+    def fn(x):
+        asked.append(x.clone())
+        return torch.sin(x)
+
+    for estimator in ("central", "simultaneous"):
+        asked.clear()
+        x = torch.randn(4, 3)
+        gradient(BlackBox(fn, 3, estimator=estimator, evaluator=Local(max_rows=5)), x, torch.ones(4, 3))
+        points = torch.cat(asked[1:] if len(asked[0]) == 4 else asked)
+        middle = points.view(-1, 2, 3).mean(1)
+        assert all((middle[i] - x).abs().sum(1).min() < 1e-6 for i in range(len(middle)))
+
+
+def test_a_gradient_at_500_inputs_stays_within_its_memory():
+    evaluator = Local()
+    rows = evaluator.portion(row_bytes=4 * (500 + 500))
+    assert rows * 4 * 1000 <= 64 * 2**20
+    fn = Counting()
+    gradient(BlackBox(fn, 500), torch.randn(128, 500), torch.randn(128, 500))
+    assert max(fn.sizes) <= rows
+    assert len(fn.sizes) == 1 + 8  # as few calls as that allows
+
+
+@pytest.mark.parametrize("error", [MemoryError, torch.OutOfMemoryError, RuntimeError])
+def test_out_of_memory_halves_says_so_once_and_goes_on(error):
+    fn = Counting(limit=20, error=error)
+    layer = BlackBox(fn, 5, policy=Fixed(1e-2))
+    x, gy = torch.randn(17, 5), torch.randn(17, 5)
+    with pytest.warns(UserWarning, match="out of memory with 170 rows at a time: going on with at most 85") as caught:
+        g = gradient(layer, x, gy)
+    assert len(caught) == 1
+    assert torch.allclose(g, gy * x.cos(), rtol=1e-2, atol=1e-4)
+    fn.sizes.clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again = gradient(layer, x, gy)
+    assert torch.allclose(g, again, rtol=1e-2, atol=1e-4)
+    assert max(fn.sizes) <= 20
+
+
+def test_out_of_memory_in_the_forward_pass():
+    fn = Counting(limit=20)
+    layer = BlackBox(fn, 5)
+    x = torch.randn(100, 5)
+    with pytest.warns(UserWarning, match="out of memory with 100 rows"):
+        assert torch.equal(layer(x), torch.sin(x))
+
+
+def test_out_of_memory_on_a_single_row():
+    with pytest.raises(BoxError, match="single row"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        BlackBox(Counting(limit=0), 5)(torch.randn(4, 5))
+
+
+def test_any_other_error_is_not_tried_again():
+    calls = []
+
+    def fn(x):
+        calls.append(len(x))
+        raise RuntimeError("the laser is off")
+
+    with pytest.raises(BoxError, match="the laser is off"):
+        BlackBox(fn, 5)(torch.randn(4, 5))
+    assert calls == [4]
+
+
+def test_a_width_that_changes_between_portions():
+    def fn(x):
+        return x[:, : len(x)]
+
+    with pytest.raises(BoxError, match="width must not change"):
+        BlackBox(fn, 5, evaluator=Local(max_rows=4))(torch.randn(7, 5))
+
+
+def test_answers_of_double_precision_are_not_rounded():
+    def fn(x: np.ndarray):
+        return 1e6 + np.sin(x.astype(np.float64))  # in float32 the sine would be lost
+
+    x = torch.randn(4, 3)
+    g = gradient(BlackBox(fn, 3, policy=Fixed(1e-2)), x, torch.ones(4, 3))
+    assert torch.allclose(g, x.cos(), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("batch", "items", "points", "max_rows"), [(7, 5, 2, 1), (7, 5, 2, 13), (7, 5, 1, 35), (1, 1, 2, 9)]
+)
+def test_chunks_cover_everything_once(batch, items, points, max_rows):
+    covered = torch.zeros(batch, items)
+    for rows, part in chunks(batch, items, points, max_rows):
+        covered[rows, part] += 1
+        size = (rows.stop - rows.start) * (part.stop - part.start) * points
+        assert size <= max(max_rows, points)
+    assert (covered == 1).all()

@@ -1,0 +1,187 @@
+"""The policies' formulas, against the numbers written out by hand."""
+
+import math
+
+import pytest
+import torch
+
+from bondgrad.policies import Bond, Fixed, Gaussian, Optimal
+
+B = 1.19e-7
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def after(policy, *gradients):
+    """The state once the policy has seen these gradients, each [B, d]."""
+    state = policy.init(gradients[0].shape[1])
+    for g in gradients:
+        steps = policy.steps(state, torch.ones_like(g), 1, B, generator())
+        state = policy.observe(state, g, steps)
+    return state
+
+
+def test_fixed_has_one_size_and_random_signs():
+    steps = Fixed(0.5).steps({}, torch.zeros(100, 3), 2, B, generator())
+    assert steps.size.shape == steps.sign.shape == (2, 100, 3)
+    assert (steps.size == 0.5).all()
+    assert 0.4 < (steps.sign > 0).float().mean() < 0.6
+
+
+def test_gaussian_has_the_given_deviation():
+    steps = Gaussian(0.2).steps({}, torch.zeros(5000, 3), 1, B, generator())
+    z = torch.copysign(steps.size, steps.sign)
+    assert abs(z.mean()) < 0.01
+    assert math.isclose(z.std(), 0.2, rel_tol=0.02)
+
+
+def test_optimal_balances_truncation_and_noise():
+    noise, third = 1e-6, 5.0
+    step = float(Optimal(noise, third).steps({}, torch.zeros(1, 1), 1, B, generator()).size)
+
+    def bound(h):
+        return third / 6 * h**2 + noise / h
+
+    assert bound(step) < min(bound(step * 1.05), bound(step / 1.05))
+
+
+# ---- BOND
+
+
+def test_the_first_step_is_normal_and_at_least_the_noise():
+    policy = Bond(max_step=math.inf)
+    steps = policy.steps(policy.init(4), torch.ones(20000, 4), 1, B, generator())
+    z = torch.copysign(steps.size, steps.sign)
+    assert steps.size.min() >= B
+    assert math.isclose(z.std(), math.sqrt(B), rel_tol=0.02)
+    # A normal distribution: 68.3 % within one deviation, 99.7 % within three.
+    assert math.isclose((z.abs() < math.sqrt(B)).float().mean(), 0.683, abs_tol=0.01)
+    assert math.isclose((z.abs() < 3 * math.sqrt(B)).float().mean(), 0.9973, abs_tol=0.002)
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "mean-abs"])
+def test_the_moments_are_adams(reduce):
+    policy = Bond(reduce=reduce, betas=(0.8, 0.95))
+    gradients = torch.randn(7, 16, 3, generator=generator())
+    parameter = torch.zeros(3, requires_grad=True)
+    adam = torch.optim.Adam([parameter], betas=(0.8, 0.95))
+    for g in gradients:
+        parameter.grad = {"sum": g.sum(0), "mean": g.mean(0), "mean-abs": g.abs().mean(0)}[reduce]
+        adam.step()
+    moments = adam.state[parameter]
+    m, v = moments["exp_avg"] / (1 - 0.8**7), moments["exp_avg_sq"] / (1 - 0.95**7)
+    sums = after(policy, *gradients)["sums"]
+    assert torch.allclose(sums[0] / sums[2], m, rtol=1e-4)
+    assert torch.allclose(sums[1] / sums[3], v, rtol=1e-4)
+
+
+def test_the_bounds_of_every_name():
+    g = torch.tensor([[0.5, -0.02, 1.5]])
+    h = torch.tensor([[0.1, -0.04, 2.5]])
+    m = (0.9 * g + h) / 1.9  # the bias-corrected moments of two steps
+    v = (0.999 * g**2 + h**2) / 1.999
+    m, v = m[0].abs(), v[0]
+    lower, upper = B / m.min(), m.max() * (m / v).sqrt()
+    expected = {
+        "bond": (lower, upper),
+        "sqrt6": (B / m, math.sqrt(6) * upper),
+        "adam": (lower, 1e-3 * m / v.sqrt()),
+        "max-v": (lower, m.max() * (m / v.max()).sqrt()),
+    }
+    for name, (low, high) in expected.items():
+        policy = Bond(name, reduce="mean", max_step=math.inf)
+        steps = policy.steps(after(policy, g, h), torch.ones(1, 3), 1, B, generator())
+        assert torch.allclose(steps.lower, low.expand(3), rtol=1e-5), name
+        assert torch.allclose(steps.upper, high, rtol=1e-5), name
+
+
+def test_the_bounds_with_error_terms():
+    policy = Bond("error-terms", reduce="mean", max_step=math.inf)
+    g = torch.tensor([[0.5, -0.02, 1.5]])
+    state = after(policy, g)
+    step = 3e-4
+    state["last"][1] = step
+    noise = 1e-9
+    steps = policy.steps(state, torch.ones(1, 3), 1, noise, generator())
+    m, v = g[0].abs().double(), g[0].double() ** 2  # after one step, and a = |m̂ - g| = 0
+    error = v / 6 * step**2 + noise / step
+    crossing = (6 * noise / v) ** (1 / 3)
+    lower = noise / (m - error - v / 6 * crossing**2)
+    upper = (6 / v * (m - error - noise / crossing)).sqrt()
+    assert torch.allclose(steps.lower.double(), lower, rtol=1e-4)
+    assert torch.allclose(steps.upper.double(), upper, rtol=1e-4)
+
+
+def test_error_terms_without_a_solution_fall_back_on_the_simple_bounds():
+    g = torch.tensor([[0.5, -0.02, 1.5]])
+    simple, full = Bond("bond", reduce="mean", max_step=math.inf), Bond("error-terms", reduce="mean", max_step=math.inf)
+    state = after(full, g)
+    state["last"][1] = 1e-12  # so that b / Δ exceeds every gradient
+    expected = simple.steps(after(simple, g), torch.ones(1, 3), 1, B, generator())
+    got = full.steps(state, torch.ones(1, 3), 1, B, generator())
+    assert torch.equal(got.lower, expected.lower)
+    assert torch.equal(got.upper, expected.upper)
+
+
+def test_sizes_lie_between_the_bounds_whichever_is_larger():
+    for scale in (1.0, 1e-5):  # with small gradients the lower bound exceeds the upper
+        policy = Bond(max_step=math.inf)
+        state = after(policy, scale * torch.tensor([[0.5, -0.2, 1.5]]))
+        steps = policy.steps(state, torch.ones(4000, 3), 1, B, generator())
+        low, high = torch.minimum(steps.lower, steps.upper), torch.maximum(steps.lower, steps.upper)
+        assert bool((steps.lower > steps.upper).all()) == (scale < 1)
+        size = steps.size[0]
+        assert (size >= low * (1 - 1e-6)).all()
+        assert (size <= high * (1 + 1e-6)).all()
+        assert torch.allclose(size.mean(0), (low + high) / 2, rtol=0.05)  # uniform
+        assert 0.4 < (steps.sign > 0).float().mean() < 0.6
+
+
+def test_the_step_is_capped():
+    x = torch.tensor([[3.0, 0.0], [4.0, 0.0]])  # root mean squares 3.54 and 0
+    g = 1e9 * torch.ones(2, 2)
+    default = Bond()
+    steps = default.steps(after(default, g), x, 1, B, generator())
+    assert torch.allclose(steps.size[0, :, 0].max(), torch.tensor(math.sqrt(12.5) * math.cbrt(3 * B)))
+    assert torch.allclose(steps.size[0, :, 1].max(), torch.tensor(math.sqrt(B)))
+    given = Bond(max_step=0.25)
+    assert given.steps(after(given, g), x, 1, B, generator()).size.max() == 0.25
+
+
+@pytest.mark.parametrize("bad", [0.0, math.nan, math.inf, 1e30])
+def test_what_is_zero_or_not_finite_never_enters_the_moments(bad):
+    policy = Bond()
+    g = torch.tensor([[0.5, -0.2, 1.5]])
+    state = after(policy, g)
+    worse = g.clone()
+    worse[0, 1] = bad
+    new = policy.observe(state, worse, policy.steps(state, g, 1, B, generator()))
+    assert torch.equal(new["sums"][:, 1], state["sums"][:, 1])
+    assert not torch.equal(new["sums"][:, 0], state["sums"][:, 0])
+    assert torch.isfinite(new["sums"]).all()
+
+
+def test_an_input_not_seen_does_not_disturb_the_others():
+    policy = Bond(max_step=math.inf)
+    both = policy.steps(after(policy, torch.tensor([[0.5, 1.5]])), torch.ones(1, 2), 1, B, generator())
+    one = policy.steps(after(policy, torch.tensor([[0.5, 1.5, 0.0]])), torch.ones(1, 3), 1, B, generator())
+    assert torch.equal(one.lower[:2], both.lower)
+    assert torch.equal(one.upper[:2], both.upper)
+    assert one.size[0, 0, 2] >= B
+
+
+def test_a_row_of_nan_in_x_does_not_disturb_the_others():
+    policy = Bond()
+    x = torch.ones(4, 2)
+    x[1] = math.nan
+    assert torch.isfinite(policy.steps(after(policy, torch.ones(4, 2)), x, 1, B, generator()).size).all()
+
+
+def test_observe_returns_a_new_state():
+    policy = Bond("error-terms")
+    state = policy.init(2)
+    copies = {name: value.clone() for name, value in state.items()}
+    policy.observe(state, torch.ones(3, 2), policy.steps(state, torch.ones(3, 2), 1, B, generator()))
+    assert all(torch.equal(state[name], copies[name]) for name in state)
