@@ -1,5 +1,7 @@
-"""Checks of what users pass to the layer: each error names the argument, what was expected, and what to do."""
+"""Checks of what users pass: each error names the argument, what was expected, and what to do."""
 
+import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -9,38 +11,45 @@ from torch import Tensor
 T = TypeVar("T")
 
 
+def positive_int(name: str, value: Any) -> int:  # noqa: ANN401
+    """The value as an int, if it is a whole number of at least one."""
+    try:
+        number = 0 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = 0
+    if number < 1:
+        raise ValueError(f"{name} must be a positive integer, got {value!r}")
+    return number
+
+
+def positive_float(name: str, value: Any) -> float:  # noqa: ANN401
+    """The value as a float, if it is a positive finite number."""
+    try:
+        number = math.nan if isinstance(value, (bool, str)) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not (number > 0 and math.isfinite(number)):
+        raise ValueError(f"{name} must be a positive finite number, got {value!r}")
+    return number
+
+
 def chosen(name: str, value: object, by_name: dict[str, Callable[[], T]], kind: type[Any]) -> T:
     """An instance made from its name, or the instance itself."""
     if isinstance(value, str) and value in by_name:
         return by_name[value]()
-    if isinstance(value, kind):
-        chosen_one: T = value
-        return chosen_one
-    names = ", ".join(map(repr, by_name))
-    raise ValueError(f"{name} must be one of {names} or an instance of {kind.__name__}, got {value!r}")
-
-
-def checked_limits(limits: tuple[Any, Any], in_features: int) -> tuple[Tensor, Tensor]:
-    """Both limits as float64 [in_features]."""
-    if not isinstance(limits, Sequence) or len(limits) != 2:
-        raise ValueError(f"limits must be a pair (low, high), got {limits!r}")
-    try:
-        low, high = (torch.as_tensor(limit, dtype=torch.float64).cpu() for limit in limits)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"limits must be numbers, got {limits!r}") from error
-    if any(limit.shape not in ((), (in_features,)) for limit in (low, high)):
-        raise ValueError(f"each of limits must be a number or {in_features} numbers, got {limits!r}")
-    if not bool((low < high).all()):
-        raise ValueError(f"limits must have low < high for every input, got {limits!r}")
-    return low.expand(in_features), high.expand(in_features)
+    if not isinstance(value, kind):
+        names = ", ".join(map(repr, by_name))
+        raise ValueError(f"{name} must be one of {names} or an instance of {kind.__name__}, got {value!r}")
+    instance: T = value
+    return instance
 
 
 def check_input(x: Tensor, in_features: int) -> None:
     """Refuse an x that is not [..., in_features] of floating point."""
     if not isinstance(x, Tensor):
         raise TypeError(f"x must be a torch tensor, got {type(x).__name__}")
-    if not x.dtype.is_floating_point:
-        raise TypeError(f"x must be floating point, got {x.dtype}: call x.float()")
+    if not x.dtype.is_floating_point or x.layout != torch.strided:
+        raise TypeError(f"x must be dense and floating point, got {x.dtype}, {x.layout}: call x.float(), x.to_dense()")
     if x.ndim == 0 or x.shape[-1] != in_features:
         raise ValueError(f"x must have shape [..., in_features={in_features}], got {list(x.shape)}")
     if x.numel() == 0:
@@ -56,3 +65,39 @@ def context_rows(context: tuple[Tensor, ...], lead: torch.Size) -> tuple[Tensor,
             shape = f"[{', '.join([*map(str, lead), '...'])}]"
             raise ValueError(f"context {i} must have one entry per row of x, shape {shape}, got {list(c.shape)}")
     return tuple(c.detach().reshape(lead.numel(), *c.shape[len(lead) :]) for c in context)
+
+
+class Limits:
+    """The range that the box may be asked about, as tensors for whichever dtype and device x has.
+
+    Args:
+        limits: (low, high), each a number or one number per input.
+        in_features: Number of inputs.
+    """
+
+    def __init__(self, limits: tuple[Any, Any], in_features: int) -> None:
+        if not isinstance(limits, Sequence) or len(limits) != 2:
+            raise ValueError(f"limits must be a pair (low, high), got {limits!r}")
+        try:
+            low, high = (torch.as_tensor(limit, dtype=torch.float64).cpu() for limit in limits)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ValueError(f"limits must be numbers, got {limits!r}") from error
+        if any(limit.shape not in ((), (in_features,)) for limit in (low, high)):
+            raise ValueError(f"each of limits must be a number or {in_features} numbers, got {limits!r}")
+        if not bool((low < high).all()):
+            raise ValueError(f"limits must have low < high for every input, got {limits!r}")
+        self._exact = low.expand(in_features).clone(), high.expand(in_features).clone()
+        self._made: dict[tuple[torch.dtype, torch.device], tuple[Tensor, Tensor]] = {}
+
+    def like(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Low and high, each [d], in the dtype and on the device of x. Rounded inwards: no point may lie outside."""
+        key = (x.dtype, x.device)
+        if key not in self._made:
+            low, high = (limit.to(x.dtype) for limit in self._exact)
+            inf = torch.tensor(math.inf, dtype=x.dtype)
+            low = torch.where(low.double() < self._exact[0], torch.nextafter(low, inf), low)
+            high = torch.where(high.double() > self._exact[1], torch.nextafter(high, -inf), high)
+            if not bool((low < high).all()):
+                raise ValueError(f"limits are closer than {x.dtype} can tell apart: use float64, or other units")
+            self._made[key] = low.to(x.device), high.to(x.device)
+        return self._made[key]

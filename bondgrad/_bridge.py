@@ -5,21 +5,23 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-Vjp = Callable[[Tensor, Tensor, Tensor], Tensor]  # (x, y, gy) -> g
+from bondgrad.errors import BoxError
+
+Vjp = Callable[..., Tensor]  # (x, y, gy, *context) -> g
 
 
-def attach(rows: Tensor, x: Tensor, y: Tensor, vjp: Vjp) -> Tensor:
-    """A copy of y whose gradient flows to `rows` as vjp(x, y, gy) says.
+def attach(rows: Tensor, x: Tensor, y: Tensor, vjp: Vjp, context: tuple[Tensor, ...]) -> Tensor:
+    """A copy of y whose gradient flows to `rows` as vjp(x, y, gy, *context) says.
 
     Args:
         rows: [B, d] in the graph.
         x: [B, d] the points evaluated for them.
         y: [B, d_out] the box there, computed outside autograd.
         vjp: Called in the backward pass.
+        context: Kept for it. Writing into one before the backward pass is an error, as usual.
     """
-    out: Tensor = Bridge.apply(rows, x, y, vjp)  # type: ignore[no-untyped-call]
+    out: Tensor = Bridge.apply(rows, x, y, vjp, *context)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -27,14 +29,37 @@ class Bridge(torch.autograd.Function):
     """See `attach`."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, x: Tensor, y: Tensor, vjp: Vjp) -> Tensor:  # noqa: ANN401
+    def forward(ctx: Any, rows: Tensor, x: Tensor, y: Tensor, vjp: Vjp, *context: Tensor) -> Tensor:  # noqa: ANN401
         """See `attach`."""
-        ctx.save_for_backward(x, y)
+        ctx.save_for_backward(rows, x, y, *context)
         ctx.vjp = vjp
         return y.to(rows.dtype, copy=True)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gy: Tensor) -> tuple[Tensor, None, None, None]:  # noqa: ANN401
+    def backward(ctx: Any, gy: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         """From gy [B, d_out] to g [B, d]."""
-        return ctx.vjp(*ctx.saved_tensors, gy), None, None, None
+        rows, x, y, *context = ctx.saved_tensors
+        if torch.is_grad_enabled():  # create_graph=True
+            with torch.no_grad():
+                g = ctx.vjp(x, y, gy, *context)
+            g = Once.apply(g, rows, gy)  # type: ignore[no-untyped-call]
+        else:
+            g = ctx.vjp(x, y, gy, *context)
+        return g, *(None for _ in range(3 + len(context)))
+
+
+class Once(torch.autograd.Function):
+    """Stands where a second derivative would have to pass, and refuses it."""
+
+    @staticmethod
+    def forward(_ctx: Any, g: Tensor, *_: Tensor) -> Tensor:  # noqa: ANN401
+        """G depends on the other arguments in a way that is not known."""
+        return g.clone()
+
+    @staticmethod
+    def backward(_ctx: Any, *_: Tensor) -> Any:  # noqa: ANN401
+        """Refuse."""
+        raise BoxError(
+            "second derivatives through a BlackBox are not estimated: leave out create_graph=True, or keep the terms "
+            "that need them away from the box"
+        )

@@ -1,5 +1,6 @@
 """The user's function, called with the arrays it understands, and its answer checked."""
 
+import functools
 import inspect
 import time
 from collections.abc import Callable, Iterator
@@ -18,68 +19,75 @@ Interface = Literal["torch", "numpy"]
 class RowFunction:
     """Calls fn on rows of tensors, whether it is written for torch or for numpy, and counts what that costs.
 
-    Which of the two is found out without calling fn: an nn.Module takes tensors; else the annotation of the first
-    parameter decides; else the libraries that the code names. Where none of that tells, the first call tries a tensor
-    and, if that raises TypeError or AttributeError, an array.
+    An nn.Module takes tensors, and an annotation of the first parameter is believed. Otherwise the libraries that the
+    code names tell which of the two to try first; the other is tried if the first call raises what a wrong type does.
     """
 
     def __init__(self, fn: Callable[..., Any], out_features: int | None) -> None:
         self.fn = fn
         self.out_features = out_features  # None until the first answer
-        self.interface = find_interface(fn)
+        self.interfaces = find_interfaces(fn)  # to be tried in this order; one, once it is known
         self.calls = 0
         self.evaluations = 0
         self.seconds = 0.0
 
     def __call__(self, points: Tensor, *context: Tensor) -> Tensor:
         """Evaluate points [N, d]. Returns [N, d_out] on the device of points, in memory that may be fn's own."""
-        if torch.is_grad_enabled():
-            with torch.no_grad():
+        device = points.device.type
+        if torch.is_grad_enabled() or torch.is_autocast_enabled(device):
+            # Half precision would round the differences away.
+            with torch.no_grad(), torch.autocast(device, enabled=False):
                 answer = self._answer(points, context)
-        else:  # in a backward pass: a context manager less
+        else:  # the usual backward pass: no context managers needed
             answer = self._answer(points, context)
         as_expected = (
             type(answer) is Tensor
             and answer.shape == (len(points), self.out_features)
             and answer.dtype == points.dtype
             and answer.device == points.device
+            and not answer.requires_grad
         )
         return answer if as_expected else self._checked(answer, points)  # type: ignore[return-value]
 
     def _answer(self, points: Tensor, context: tuple[Tensor, ...]) -> object:
         start = time.perf_counter()
-        self.calls += 1
-        self.evaluations += len(points)
         try:
-            if self.interface is not None:
-                return self._call(self.interface, points, context)
+            if len(self.interfaces) == 1:
+                return self._call(self.interfaces[0], points, context)
+            first, second = self.interfaces
             try:
-                answer = self._call("torch", points, context)
-                self.interface = "torch"
-            except (TypeError, AttributeError):
-                answer = self._call("numpy", points, context)
-                self.interface = "numpy"
+                answer = self._call(first, points.clone(), tuple(c.clone() for c in context))
+            except (TypeError, AttributeError, ValueError) as error:
+                try:
+                    answer = self._call(second, points, context)
+                except Exception:
+                    raise error from None
+                first = second
+            self.interfaces = (first,)
             return answer
         except Exception as error:
             if is_out_of_memory(error):
                 raise
             raise BoxError(
                 f"the box {describe(self.fn)} raised {type(error).__name__} on {len(points)} rows of "
-                f"{points.shape[1]} inputs: {error}. Call it yourself on an array of that shape to see why; if it "
-                "expects numpy arrays, or tensors, annotate its first parameter so (x: np.ndarray, x: torch.Tensor)."
+                f"{points.shape[1]} inputs, {points.dtype}: {error}. Call it yourself on an array of that shape to see "
+                "why; if it expects numpy arrays, or tensors, annotate its first parameter so (x: np.ndarray, "
+                "x: torch.Tensor)."
             ) from error
         finally:
             self.seconds += time.perf_counter() - start
 
     def _call(self, interface: Interface, points: Tensor, context: tuple[Tensor, ...]) -> object:
+        self.calls += 1
+        self.evaluations += len(points)
         if interface == "torch":
             return self.fn(points, *context)
-        return self.fn(points.cpu().numpy(), *(c.detach().cpu().numpy() for c in context))
+        return self.fn(points.cpu().numpy(), *(c.cpu().numpy() for c in context))
 
     def _checked(self, answer: object, points: Tensor) -> Tensor:
         name = describe(self.fn)
         if isinstance(answer, np.ndarray) and answer.dtype.kind in "fiub":
-            answer = torch.from_numpy(np.ascontiguousarray(answer))
+            answer = from_numpy(answer)
         if not isinstance(answer, Tensor):
             kind = f"an array of {answer.dtype}" if isinstance(answer, np.ndarray) else type(answer).__name__
             raise BoxError(f"the box {name} must return a real torch tensor or numpy array, got {kind}")
@@ -104,33 +112,41 @@ class RowFunction:
         return answer.detach().to(points.device)
 
 
+def from_numpy(array: np.ndarray) -> Tensor:
+    """A tensor of the array, whatever its byte order, precision or write protection."""
+    known = array.dtype.isnative and array.dtype.itemsize <= 8 and array.dtype.kind in "fib"
+    array = np.ascontiguousarray(array, dtype=array.dtype if known else np.float64)
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
 def describe(fn: Callable[..., Any]) -> str:
     """A name for messages."""
-    return str(getattr(fn, "__qualname__", type(fn).__qualname__))
+    return str(getattr(fn, "__name__", type(fn).__name__))
 
 
-def find_interface(fn: Callable[..., Any]) -> Interface | None:
-    """Whether fn takes tensors or arrays, as far as that can be told without calling it."""
+def find_interfaces(fn: Callable[..., Any]) -> tuple[Interface, ...]:
+    """Whether fn takes tensors or arrays, as far as that can be told without calling it: what to try, in order."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
     if isinstance(fn, nn.Module):
-        return "torch"
+        return ("torch",)
     if isinstance(fn, np.ufunc):
-        return "numpy"
+        return ("numpy",)
+    is_method = inspect.ismethod(fn) or not inspect.isroutine(fn)
     function = inspect.unwrap(fn) if inspect.isroutine(fn) else type(fn).__call__
     function = getattr(function, "__func__", function)  # of a bound method
     code = getattr(function, "__code__", None)
     if not isinstance(code, CodeType):
-        return None
-    is_method = function is not fn
+        return ("torch", "numpy")
     names = code.co_varnames[is_method : code.co_argcount]
     annotation = str(function.__annotations__.get(names[0], "")) if names else ""
     if "Tensor" in annotation:
-        return "torch"
+        return ("torch",)
     if "ndarray" in annotation or "NDArray" in annotation or "ArrayLike" in annotation:
-        return "numpy"
+        return ("numpy",)
     libraries = {library_of(value) for value in referenced_values(function, code)}
-    if "torch" in libraries:  # code that names both takes tensors and converts
-        return "torch"
-    return "numpy" if "numpy" in libraries else None
+    # Code that names both takes tensors and converts.
+    return ("numpy", "torch") if "numpy" in libraries and "torch" not in libraries else ("torch", "numpy")
 
 
 def referenced_values(function: Any, code: CodeType) -> Iterator[object]:  # noqa: ANN401

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from bondgrad._arguments import check_input, checked_limits, chosen, context_rows
+from bondgrad._arguments import Limits, check_input, chosen, context_rows, positive_float, positive_int
 from bondgrad._bridge import attach
 from bondgrad._function import RowFunction, describe
 from bondgrad._random import Generators
@@ -40,9 +40,9 @@ class Stats(NamedTuple):
     evaluations: int  # rows sent to it
     failures: int  # perturbed rows that came back non-finite
     seconds: float  # spent in the function
-    lower: Tensor | None  # [d] bounds of the last step's perturbations
+    lower: Tensor | None  # [d] the last step's bounds as the policy's formulas gave them, before any cap
     upper: Tensor | None  # [d]
-    step: Tensor | None  # [d] mean size of the last step's perturbations
+    step: Tensor | None  # [d] mean size of the last step's perturbations, before limits
 
 
 class Step(NamedTuple):
@@ -115,27 +115,27 @@ class BlackBox(nn.Module):
         super().__init__()
         if not callable(fn):
             raise TypeError(f"fn must be callable, got {type(fn).__name__}")
-        for name, size in (("in_features", in_features), ("out_features", out_features)):
-            if size is not None and (not isinstance(size, int) or size < 1):
-                raise ValueError(f"{name} must be a positive integer, got {size!r}")
-        if noise is not None and not (isinstance(noise, (int, float)) and noise > 0 and math.isfinite(noise)):
-            raise ValueError(f"noise must be a positive number, or None for floating-point rounding, got {noise!r}")
         if structure not in (None, "dense") or state is not None or eager:
             raise ValueError("structure other than 'dense', state and eager are not supported yet: leave them out")
         if on_failure not in ("degrade", "raise"):
             raise ValueError(f"on_failure must be 'degrade' or 'raise', got {on_failure!r}")
-        self.fn = fn.requires_grad_(False).eval() if isinstance(fn, nn.Module) else fn
-        self.in_features = in_features
-        self.estimator = chosen("estimator", estimator, ESTIMATORS, Estimator)
-        self.policy = chosen("policy", policy, POLICIES, Policy)
-        self.noise = noise
-        self.limits = None if limits is None else checked_limits(limits, in_features)
+        if evaluator is not None and not isinstance(evaluator, Evaluator):
+            raise ValueError(f"evaluator must be an instance from bondgrad.evaluators, or None, got {evaluator!r}")
+        if seed is not None and (not isinstance(seed, int) or not 0 <= seed < 2**63):
+            raise ValueError(f"seed must be an integer from 0 to 2**63 - 1, or None, got {seed!r}")
+        self.in_features = positive_int("in_features", in_features)
+        self.estimator: Estimator = chosen("estimator", estimator, ESTIMATORS, Estimator)
+        self.policy: Policy = chosen("policy", policy, POLICIES, Policy)
+        self.noise = None if noise is None else positive_float("noise", noise)
+        self.limits = None if limits is None else Limits(limits, self.in_features)
         self.evaluator = Local() if evaluator is None else evaluator
         self.on_failure = on_failure
+        width = None if out_features is None else positive_int("out_features", out_features)
 
-        self._function = RowFunction(fn, out_features)
+        self.fn = fn.requires_grad_(False).eval() if isinstance(fn, nn.Module) else fn
+        self._function = RowFunction(fn, width)
         self._policy_names = []
-        for name, value in self.policy.init(in_features).items():
+        for name, value in self.policy.init(self.in_features).items():
             self.register_buffer(POLICY + name, value)
             self._policy_names.append(name)
         self._random = Generators(seed)
@@ -149,7 +149,8 @@ class BlackBox(nn.Module):
 
         Args:
             x: [..., in_features], floating point.
-            context: Further inputs of fn, one entry per row of x ([..., anything]); handed on untouched, never moved.
+            context: Further inputs of fn, one entry per row of x ([..., anything]); handed on as they are, never moved,
+                and given no gradient.
 
         Returns:
             [..., out_features], in the dtype of x.
@@ -163,23 +164,31 @@ class BlackBox(nn.Module):
             rows = rows.float()
         point = rows.detach()
         if self.limits is not None:
-            point = point.clamp(*self._limits_like(point))
-        # A copy goes to the function, which may write into its input; another of what it answers is kept, since the
-        # answer may lie in a buffer that the next call fills.
-        y, _ = self.evaluator.run(lambda: self.evaluator.evaluate(self._function, point.clone(), contexts))
+            point = point.clamp(*self.limits.like(point))
+        y = self._evaluate_base(point, contexts)
         if rows.requires_grad and torch.is_grad_enabled():
-            vjp = functools.partial(self._vjp, contexts, self.training)
-            out = attach(rows, point, y.clone(), vjp).to(x.dtype)
+            # A copy of y is kept, since the answer may lie in a buffer that the next call fills.
+            out = attach(rows, point, y.clone(), functools.partial(self._vjp, self.training), contexts).to(x.dtype)
         else:
             out = y.to(x.dtype, copy=True)
         return out if x.ndim == 2 else out.reshape(*lead, -1)
 
-    def _limits_like(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        assert self.limits is not None
-        low, high = self.limits
-        return low.to(x), high.to(x)
+    def _evaluate_base(self, x: Tensor, context: tuple[Tensor, ...]) -> Tensor:
+        """The box at x [B, d] itself. What a call that fails may have taught about the function is forgotten."""
+        function = self._function
+        known = function.out_features, function.interfaces
+        try:
+            return self.evaluator.run(
+                # Copies, since the function may write into its arguments.
+                lambda: self.evaluator.evaluate(
+                    function, x.clone(memory_format=torch.contiguous_format), tuple(c.clone() for c in context)
+                )
+            )[0]
+        except BaseException:
+            function.out_features, function.interfaces = known
+            raise
 
-    def _vjp(self, context: tuple[Tensor, ...], training: bool, x: Tensor, y: Tensor, gy: Tensor) -> Tensor:
+    def _vjp(self, training: bool, x: Tensor, y: Tensor, gy: Tensor, *context: Tensor) -> Tensor:
         """The gradient [B, d] at x [B, d]. All changes of state come last, so an exception leaves none."""
         eps = torch.finfo(x.dtype).eps
         noise = eps if self.noise is None else self.noise
@@ -189,9 +198,10 @@ class BlackBox(nn.Module):
         steps = self.policy.steps(state, x, self.estimator.draws, noise, generator)
         # A step below the rounding of x would vanish in x + step.
         steps = steps._replace(size=torch.add(steps.size, x.abs(), alpha=ULPS * eps))
-        low, high = (None, None) if self.limits is None else self._limits_like(x)
+        low, high = (None, None) if self.limits is None else self.limits.like(x)
         site = Site(x, y, gy, torch.copysign(steps.size, steps.sign), low, high)
-        row_bytes = x.shape[1] * x.itemsize + y.shape[1] * y.itemsize
+        row_bytes = sum(t.itemsize * t[0].numel() for t in (x, y, *context))
+        wanted = len(x) * self.estimator.evaluations(self.in_features)
         failed: list[Tensor] = []
 
         def evaluate(points: Tensor, rows: slice) -> tuple[Tensor, Tensor | None]:
@@ -208,9 +218,9 @@ class BlackBox(nn.Module):
 
         def estimate() -> Tensor:
             failed.clear()
-            return self.estimator.vjp(site, evaluate, self.evaluator.portion(row_bytes))
+            return self.estimator.vjp(site, evaluate, self.evaluator.portion(row_bytes, wanted))
 
-        g: Tensor = self.evaluator.run(estimate)
+        g = self.evaluator.run(estimate).to(x.dtype)
         if x.device.type != "cpu" or not math.isfinite(g.sum()):
             # What could not be estimated is zero; but where the loss's own gradient is not finite neither is ours, as
             # loss scalers expect.
@@ -220,9 +230,10 @@ class BlackBox(nn.Module):
             self._report_failures(failures)
         new_state = self.policy.observe(state, g, steps) if training else state
         if self.estimator.normalize_rows:
+            # Scaled to a largest entry of 1 first, lest the squares of the norm over- or underflow.
+            g = g / g.abs().amax(1, keepdim=True).clamp_min(torch.finfo(g.dtype).tiny)
             g = nn.functional.normalize(g, dim=1)
 
-        # From here on nothing can fail.
         self._trace.last = steps
         if failures is not None:
             self._trace.failures = self._trace.failures + failures
@@ -301,10 +312,19 @@ class BlackBox(nn.Module):
         self._random.load(state)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "BlackBox":
-        """Moves with the model, but the policy's state keeps its precision: squared gradients underflow in fp16."""
+        """Moves with the model, but neither the box nor the policy's state goes to half precision with it.
+
+        Differences between outputs would be lost to its rounding, and squares of gradients to its range.
+        """
         names = [POLICY + name for name in self._policy_names]
         kept = [self.get_buffer(name) for name in names]
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+
+        def keep_precision(t: Tensor) -> Tensor:
+            moved = fn(t)
+            return t.to(moved.device) if moved.is_floating_point() and moved.itemsize < 4 and t.itemsize >= 4 else moved
+
+        super()._apply(keep_precision, recurse)  # type: ignore[no-untyped-call]
         for name, buffer in zip(names, kept, strict=True):
-            self._buffers[name] = buffer.to(self.get_buffer(name).device)
+            if not buffer.is_meta:
+                self._buffers[name] = buffer.to(self.get_buffer(name).device)
         return self

@@ -29,7 +29,7 @@ from tests.test_box import gradient, same_state
         ({"estimator": "backward"}, ValueError, "estimator must be one of 'central', 'forward', 'simultaneous'"),
         ({"policy": "calibrated"}, ValueError, "policy must be one of 'bond'"),
         ({"policy": Bond}, ValueError, "an instance of Policy"),
-        ({"noise": -1.0}, ValueError, "noise must be a positive number"),
+        ({"noise": -1.0}, ValueError, "noise must be a positive finite number"),
         ({"noise": math.nan}, ValueError, "noise"),
         ({"noise": "auto"}, ValueError, "noise"),
         ({"limits": (1.0, 0.0)}, ValueError, "low < high"),
@@ -40,6 +40,11 @@ from tests.test_box import gradient, same_state
         ({"structure": "auto"}, ValueError, "not supported yet"),
         ({"state": 0}, ValueError, "not supported yet"),
         ({"eager": True}, ValueError, "not supported yet"),
+        ({"in_features": True}, ValueError, "in_features"),
+        ({"noise": True}, ValueError, "noise"),
+        ({"seed": 1.5}, ValueError, "seed must be an integer"),
+        ({"seed": 2**64}, ValueError, "seed"),
+        ({"evaluator": Local}, ValueError, "evaluator must be an instance"),
         ({"on_failure": "ignore"}, ValueError, "'degrade' or 'raise'"),
     ],
 )
@@ -63,6 +68,8 @@ def test_constructor(arguments, error, says):
         lambda: Optimal(0, 1),
         lambda: Optimal(1, 0),
         lambda: Simultaneous(0),
+        lambda: Simultaneous(1.5),
+        lambda: Local(max_rows=1.5),
         lambda: Local(max_rows=0),
         lambda: Local(memory=0),
     ],
@@ -70,6 +77,19 @@ def test_constructor(arguments, error, says):
 def test_parts(make):
     with pytest.raises(ValueError, match="must be"):
         make()
+
+
+def test_a_refused_module_is_left_as_it_was():
+    module = nn.Linear(3, 3)
+    with pytest.raises(ValueError, match="estimator"):
+        BlackBox(module, 3, estimator="backward")
+    assert module.training
+    assert all(p.requires_grad for p in module.parameters())
+
+
+def test_numbers_of_numpy_are_numbers():
+    layer = BlackBox(torch.sin, np.int64(3), noise=np.float32(1e-3), policy=Bond(betas=[0.9, 0.99]))
+    gradient(layer, torch.randn(4, 3), torch.ones(4, 3))
 
 
 # ---- inputs
@@ -82,10 +102,11 @@ def test_parts(make):
         (torch.zeros(()), ValueError, "in_features=3"),
         (torch.zeros(0, 3), ValueError, "empty batch"),
         (torch.zeros(4, 0, 3), ValueError, "empty batch"),
-        (torch.zeros(4, 3, dtype=torch.int64), TypeError, r"floating point, got torch.int64: call x.float\(\)"),
+        (torch.zeros(4, 3, dtype=torch.int64), TypeError, r"floating point, got torch.int64, .* call x.float\(\)"),
         (torch.zeros(4, 3, dtype=torch.bool), TypeError, "floating point"),
         (torch.zeros(4, 3, dtype=torch.complex64), TypeError, "floating point"),
         (np.zeros((4, 3)), TypeError, "torch tensor, got ndarray"),
+        (torch.zeros(4, 3).to_sparse(), TypeError, "dense"),
         (None, TypeError, "torch tensor"),
     ],
 )
@@ -169,6 +190,20 @@ def test_a_device_that_expects_arrays_is_told_how():
         BlackBox(Device(), 3)(torch.zeros(4, 3))
 
 
+def test_a_failed_first_call_teaches_nothing():
+    broken = True
+
+    def fn(x):
+        return x[:, : len(x)] if broken else torch.sin(x)
+
+    layer = BlackBox(fn, 5, evaluator=Local(max_rows=4))
+    with pytest.raises(BoxError, match="width must not change"):
+        layer(torch.randn(7, 5))
+    assert layer.out_features is None
+    broken = False
+    assert layer(torch.randn(7, 5)).shape == (7, 5)
+
+
 # ---- values that are not finite
 
 
@@ -211,6 +246,18 @@ def test_where_one_side_fails_the_other_is_used():
     assert layer.stats.failures == 1
 
 
+def test_a_direction_that_fails_costs_nothing_but_itself():
+    def fn(x):
+        y = torch.sin(x)
+        y[0] = math.nan  # one point of the first row, and the first row itself
+        return y
+
+    x, gy = torch.randn(4, 3), torch.ones(4, 3)
+    with pytest.warns(UserWarning, match="non-finite"):
+        g = gradient(BlackBox(fn, 3, estimator=Simultaneous(2000), policy=Fixed(1e-2), seed=0), x, gy)
+    assert torch.allclose(g, x.cos(), atol=0.15)
+
+
 def test_on_failure_raise():
     layer = BlackBox(root, 1, policy=Fixed(0.01), on_failure="raise", seed=0)
     before = copy.deepcopy(layer.state_dict())
@@ -251,6 +298,35 @@ def test_an_input_that_wakes_late_is_found():
     for _ in range(3):
         g = gradient(layer, torch.randn(16, 2), torch.ones(16, 2))
     assert torch.allclose(g, torch.ones(16, 2), rtol=0.05)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1e30])
+def test_one_bad_row_does_not_spoil_the_steps_of_the_others(value):
+    layer = BlackBox(torch.sin, 2, seed=0)
+    x, gy = torch.randn(64, 2), torch.full((64, 2), 1e-9)  # so small that the lower bound is enormous
+    for _ in range(3):
+        gradient(layer, x, gy)
+    x[0] = value
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        g = gradient(layer, x, gy)
+    assert (g[1:].sign() == x[1:].cos().sign()).float().mean() > 0.98
+
+
+def test_sums_of_large_gradients_do_not_overflow():
+    layer = BlackBox(lambda x: x, 2, seed=0)
+    for size in (1.8e19, 9e16):
+        for _ in range(50):
+            gradient(layer, torch.randn(4, 2), torch.full((4, 2), size))
+        assert torch.isfinite(layer.policy_sums).all()
+
+
+@pytest.mark.parametrize("max_step", [math.inf, 1e-3])
+def test_gradients_that_cancel_do_not_end_the_training(max_step):
+    layer = BlackBox(lambda x: x, 1, policy=Bond(reduce="mean", max_step=max_step), seed=0)
+    for gy in (1.0, -0.9, 1.0, 1.0, 1.0):
+        g = gradient(layer, torch.zeros(1, 1), torch.full((1, 1), gy))
+        assert math.isclose(g, gy, rel_tol=0.05)
 
 
 def test_inputs_that_are_all_zero_get_a_gradient():

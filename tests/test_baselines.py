@@ -119,9 +119,9 @@ def test_the_seed_decides(method):
     ("make", "says"),
     [
         (lambda: SPSA([]), "params is empty"),
-        (lambda: SPSA([torch.ones(3)], mu=0), "mu must be positive"),
-        (lambda: SPSA([torch.ones(3)], n=0), "n must be positive"),
-        (lambda: FDSA([torch.ones(3)], mu=-1), "mu must be positive"),
+        (lambda: SPSA([torch.ones(3)], mu=0), "mu must be a positive"),
+        (lambda: SPSA([torch.ones(3)], n=0), "n must be a positive"),
+        (lambda: FDSA([torch.ones(3)], mu=-1), "mu must be a positive"),
         (lambda: PGT([torch.ones(3)], r=1.0), "r must be in"),
     ],
 )
@@ -134,3 +134,5 @@ def test_parameters_must_be_leaves():
     w = torch.ones(3, requires_grad=True)
     with pytest.raises(TypeError, match="leaf tensors"):
         SPSA([w * 2])
+    with pytest.raises(TypeError, match="put a single one into a list"):
+        SPSA(w)

@@ -1,6 +1,7 @@
 """The layer as a user meets it."""
 
 import copy
+import functools
 import io
 import pickle
 
@@ -128,6 +129,63 @@ def test_an_annotation_decides():
     assert torch.allclose(BlackBox(numpy_by_annotation, 3)(x), x.std(1, correction=0, keepdim=True))
 
 
+def decorated(fn):
+    @functools.wraps(fn)
+    def wrapper(*args):
+        return fn(*args)
+
+    return wrapper
+
+
+@decorated
+def torch_by_annotation(x: torch.Tensor):
+    return (x * np.pi).sin()
+
+
+def doubles_in_place(x):
+    x *= 2
+    return x.astype("float64")
+
+
+@pytest.mark.parametrize(
+    ("fn", "expected"),
+    [
+        (torch_by_annotation, lambda x: (x * np.pi).sin()),
+        (lambda x: (x * np.pi).sin(), lambda x: (x * np.pi).sin()),  # torch, though it names numpy
+        (lambda x: x[:, ::-1] * 2.0, lambda x: x.flip(1) * 2),  # numpy, though it names nothing
+        (functools.partial(lambda k, x: x.astype("float64") * k, 3.0), lambda x: 3 * x),
+        (doubles_in_place, lambda x: 2 * x),
+        (lambda x: np.sin(np.asarray(x)).astype(">f8"), torch.sin),
+        (lambda x: np.sin(np.asarray(x), dtype=np.longdouble), torch.sin),
+        (lambda x: np.broadcast_to(np.float32(1), x.shape), torch.ones_like),
+        (lambda x: np.asarray(x) > 0, lambda x: (x > 0).float()),
+    ],
+)
+def test_whatever_library_it_takes_to_call_it(fn, expected):
+    x = torch.randn(4, 3)
+    assert torch.allclose(BlackBox(fn, 3)(x), expected(x), atol=1e-6)
+
+
+def test_arrays_are_contiguous():
+    def fn(x: np.ndarray):
+        assert x.flags["C_CONTIGUOUS"]
+        return x * 2
+
+    gradient(BlackBox(fn, 3), torch.randn(3, 8).T, torch.ones(8, 3))
+
+
+def test_an_answer_with_a_graph_of_its_own_does_not_leak():
+    weight = torch.ones(3, requires_grad=True)
+
+    def fn(x):
+        with torch.enable_grad():
+            return x * weight
+
+    layer = BlackBox(fn, 3)
+    for _ in range(2):
+        assert not layer(torch.randn(4, 3)).requires_grad
+
+
 def test_a_module_is_registered_frozen_and_kept_in_eval():
     module = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.9), nn.BatchNorm1d(3))
     model = nn.Sequential(nn.Linear(3, 3), BlackBox(module, 3)).train()
@@ -206,6 +264,24 @@ def test_context_for_numpy():
     assert torch.allclose(BlackBox(fn, 3)(x, gain), x * gain.unsqueeze(1))
 
 
+def test_a_function_may_write_into_its_context():
+    def fn(x, c):
+        return x * c.add_(1)
+
+    layer = BlackBox(fn, 3, policy=Fixed(1e-2))
+    x, c = torch.randn(5, 3), torch.ones(5, 1)
+    assert close(gradient(layer, x, torch.ones(5, 3), c), torch.full((5, 3), 2.0))
+    assert torch.equal(c, torch.ones(5, 1))
+
+
+def test_a_context_overwritten_before_the_backward_pass_is_noticed():
+    x, c = torch.randn(5, 3, requires_grad=True), torch.ones(5, 1)
+    y = BlackBox(lambda x, c: x * c, 3)(x, c)
+    c.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
 # ---- limits
 
 
@@ -214,7 +290,7 @@ def test_context_for_numpy():
 )
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_no_point_outside_the_limits_is_evaluated(estimator, limits):
-    low, high = (torch.as_tensor(limit, dtype=torch.float32).expand(3) for limit in limits)
+    low, high = (torch.as_tensor(limit, dtype=torch.float64).expand(3) for limit in limits)
     asked = []
 
     def fn(x):
@@ -225,11 +301,11 @@ def test_no_point_outside_the_limits_is_evaluated(estimator, limits):
     x = torch.linspace(-3, 3, 60).view(20, 3)
     gy = torch.ones(20, 3)
     g = gradient(layer, x, gy)
-    points = torch.cat(asked)
+    points = torch.cat(asked).double()  # to the last bit: float32 has no 0.1, and rounds inwards here
     assert (points >= low).all()
     assert (points <= high).all()
-    inside = x.clamp(low, high)
-    assert torch.equal(layer(x), torch.sin(inside))
+    inside = x.clamp(low.float(), high.float())
+    assert torch.allclose(layer(x), torch.sin(inside))
     # Estimated at the clamped point, and passed on to inputs outside as well.
     assert close(g, inside.cos(), 0.4 if estimator == "simultaneous" else 0.05)
 
@@ -239,6 +315,19 @@ def test_at_a_limit_the_difference_is_taken_inwards(estimator):
     layer = BlackBox(lambda x: x**2, 2, estimator=estimator, policy=Fixed(0.01), limits=(1.0, 2.0))
     x = torch.tensor([[1.0, 2.0]])
     assert torch.allclose(gradient(layer, x, torch.ones(1, 2)), torch.tensor([[2.01, 3.99]]), atol=1e-3)
+
+
+def test_a_forward_difference_wider_than_the_limits():
+    layer = BlackBox(torch.sin, 1, estimator="forward", policy=Fixed(10.0), limits=(0, 1))
+    g = gradient(layer, torch.tensor([[0.5]]), torch.ones(1, 1))
+    assert torch.allclose(g, torch.tensor([[2 * (np.sin(1.0) - np.sin(0.5))]], dtype=torch.float32))
+
+
+def test_limits_that_float32_cannot_tell_apart():
+    layer = BlackBox(torch.sin, 1, limits=(1.0, 1.0 + 1e-9))
+    assert layer(torch.zeros(1, 1, dtype=torch.float64)).shape == (1, 1)
+    with pytest.raises(ValueError, match=r"closer than torch\.float32 can tell apart"):
+        layer(torch.zeros(1, 1))
 
 
 # ---- several boxes, several uses
@@ -271,11 +360,12 @@ def test_retained_graphs_give_a_gradient_each_time():
         assert close(g, exact.vjp(x.detach(), gy))
 
 
-def test_second_derivatives_are_refused():
+@pytest.mark.parametrize("loss", [lambda y: y.sum(), lambda y: y.square().sum()], ids=["linear", "square"])
+def test_second_derivatives_are_refused(loss):
     x = torch.randn(5, 3, requires_grad=True)
-    (g,) = torch.autograd.grad(BlackBox(torch.sin, 3)(x).square().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        g.sum().backward()
+    (g,) = torch.autograd.grad(loss(BlackBox(torch.sin, 3)(x)), x, create_graph=True)
+    with pytest.raises(bondgrad.BoxError, match="second derivatives through a BlackBox are not estimated"):
+        (g.sum() + x.sum()).backward()
 
 
 # ---- when nothing is to be estimated
@@ -342,6 +432,33 @@ def test_the_policys_state_keeps_its_precision(convert):
     gradient(layer, torch.randn(5, 3), torch.randn(5, 3))
 
 
+@pytest.mark.parametrize("convert", [nn.Module.half, nn.Module.bfloat16, nn.Module.double])
+def test_a_model_of_another_precision_around_a_module(convert):
+    torch.manual_seed(0)
+    net = ffnn([3, 20, 2])
+    model = convert(nn.Sequential(nn.Linear(3, 3), BlackBox(net, 3, policy=Fixed(1e-2)), nn.Linear(2, 1)))
+    dtype = model[0].weight.dtype
+    assert net[0].weight.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    model(torch.randn(8, 3, dtype=dtype)).sum().backward()
+    assert model[0].weight.grad.dtype == dtype
+
+
+@pytest.mark.parametrize("backward_too", [False, True])
+@pytest.mark.parametrize("estimator", ["central", "forward"])
+def test_autocast_does_not_reach_into_the_box(estimator, backward_too):
+    torch.manual_seed(0)
+    net = ffnn([3, 64, 4])
+    layer = BlackBox(net, 3, estimator=estimator, policy=Fixed(1e-2))
+    x, gy = torch.randn(16, 3, requires_grad=True), torch.randn(16, 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = layer(x)
+        if backward_too:
+            (g,) = torch.autograd.grad(y, x, gy)
+    if not backward_too:
+        (g,) = torch.autograd.grad(y, x, gy)
+    assert close(g, exact_vjp(net, x.detach(), gy), 1e-2)
+
+
 def test_a_step_is_never_lost_in_rounding():
     layer = BlackBox(lambda x: 2 * x, 2, policy=Fixed(1e-12))
     x = torch.tensor([[1e6, 3.0]])
@@ -390,6 +507,24 @@ def test_torchs_seed_decides_where_none_is_given():
     assert torch.equal(first_gradient(), first_gradient())
 
 
+def test_a_checkpoint_from_another_device_can_be_loaded():
+    layer = BlackBox(torch.sin, 3, seed=1)
+    state = layer.state_dict()
+    elsewhere = {"cuda:7": torch.zeros(16, dtype=torch.uint8)}
+    layer.load_state_dict(state | {"_extra_state": {"seed": 1, "devices": elsewhere}})
+    gradient(layer, torch.randn(4, 3), torch.ones(4, 3))
+    assert set(layer.state_dict()["_extra_state"]["devices"]) == {"cpu", "cuda:7"}
+
+
+def test_made_on_the_meta_device_and_filled_later():
+    with torch.device("meta"):
+        layer = BlackBox(torch.sin, 3)
+    source = BlackBox(torch.sin, 3, seed=4)
+    layer.to_empty(device="cpu").load_state_dict(source.state_dict())
+    x, gy = torch.randn(4, 3), torch.ones(4, 3)
+    assert torch.equal(gradient(layer, x, gy), gradient(source, x, gy))
+
+
 # ---- row normalisation
 
 
@@ -405,6 +540,13 @@ def test_rows_are_scaled_to_norm_one_and_the_policy_sees_them_before(estimator):
     assert torch.allclose(scaled.norm(dim=1), norms)
     assert torch.allclose(scaled * plain.norm(dim=1, keepdim=True), plain, atol=1e-5)
     assert torch.equal(layers[0].policy_sums, layers[1].policy_sums)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-14, 1e25])
+def test_rows_of_any_size_are_scaled(scale):
+    layer = BlackBox(torch.sin, 3, estimator=Central(normalize_rows=True), policy=Fixed(1e-2))
+    g = gradient(layer, torch.randn(5, 3), torch.full((5, 3), scale))
+    assert torch.allclose(g.norm(dim=1), torch.ones(5))
 
 
 # ---- seeing what it does

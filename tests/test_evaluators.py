@@ -59,12 +59,24 @@ def test_the_two_signs_of_a_perturbation_are_next_to_each_other():
 
 def test_a_gradient_at_500_inputs_stays_within_its_memory():
     evaluator = Local()
-    rows = evaluator.portion(row_bytes=4 * (500 + 500))
+    rows = evaluator.portion(row_bytes=4 * (500 + 500), wanted=128 * 1000)
     assert rows * 4 * 1000 <= 64 * 2**20
     fn = Counting()
     gradient(BlackBox(fn, 500), torch.randn(128, 500), torch.randn(128, 500))
     assert max(fn.sizes) <= rows
     assert len(fn.sizes) == 1 + 8  # as few calls as that allows
+
+
+def test_contexts_count_as_memory():
+    sizes = []
+
+    def fn(x, context):
+        sizes.append(len(x) * context[0].numel() * 4)
+        return torch.sin(x)
+
+    layer = BlackBox(fn, 50, evaluator=Local(memory=2**20))
+    gradient(layer, torch.randn(16, 50), torch.randn(16, 50), torch.zeros(16, 1000))
+    assert max(sizes[1:]) <= 2**20
 
 
 @pytest.mark.parametrize("error", [MemoryError, torch.OutOfMemoryError, RuntimeError])
@@ -125,6 +137,17 @@ def test_answers_of_double_precision_are_not_rounded():
     x = torch.randn(4, 3)
     g = gradient(BlackBox(fn, 3, policy=Fixed(1e-2)), x, torch.ones(4, 3))
     assert torch.allclose(g, x.cos(), rtol=1e-3, atol=1e-4)
+
+
+def test_the_state_does_not_depend_on_portions_where_answers_are_of_double_precision():
+    def fn(x: np.ndarray):
+        return np.sin(x.astype(np.float64)) * np.exp(x.astype(np.float64))
+
+    layers = [BlackBox(fn, 3, evaluator=Local(max_rows=rows), seed=0) for rows in (None, 7)]
+    for x in torch.randn(3, 64, 3):
+        a, b = (gradient(layer, x, torch.ones(64, 3)) for layer in layers)
+        assert torch.equal(a, b)
+    assert torch.equal(layers[0].policy_sums, layers[1].policy_sums)
 
 
 @pytest.mark.parametrize(

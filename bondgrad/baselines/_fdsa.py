@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bondgrad.baselines._perturb import Closure, checked_parameters, checked_positive, restored
+from bondgrad._arguments import positive_float
+from bondgrad.baselines._perturb import Closure, checked_parameters, restored
 
 
 class FDSA:
@@ -25,13 +26,14 @@ class FDSA:
 
     def __init__(self, params: Iterable[Tensor], mu: float = 1e-3) -> None:
         self.params = checked_parameters(params)
-        self.mu = checked_positive("mu", mu)
+        self.mu = positive_float("mu", mu)
 
     def estimate(self, closure: Closure) -> None:
         """Overwrite every parameter's `.grad`; the parameters are put back as they were.
 
         Args:
-            closure: Returns the loss at the parameters' present values.
+            closure: Returns the loss at the parameters' present values. Called without gradients, so it must not
+                call backward.
         """
         gradient = [torch.zeros_like(p) for p in self.params]
         with restored(self.params) as originals:

@@ -12,6 +12,8 @@ Closure = Callable[[], "Tensor | float"]
 
 def checked_parameters(params: Iterable[Tensor]) -> list[Tensor]:
     """The parameters as a list, refused where a gradient could not be stored."""
+    if isinstance(params, Tensor):
+        raise TypeError("params must be an iterable of tensors: put a single one into a list")
     listed = list(params)
     if not listed:
         raise ValueError("params is empty: give the parameters whose gradient is wanted")
@@ -19,13 +21,6 @@ def checked_parameters(params: Iterable[Tensor]) -> list[Tensor]:
         if not (isinstance(p, Tensor) and p.is_leaf and p.dtype.is_floating_point):
             raise TypeError("params must be leaf tensors of floating point, such as module.parameters()")
     return listed
-
-
-def checked_positive(name: str, value: float) -> float:
-    """The value, if it is a positive finite number."""
-    if not (value > 0 and math.isfinite(value)):
-        raise ValueError(f"{name} must be positive and finite, got {value}")
-    return value
 
 
 @contextmanager

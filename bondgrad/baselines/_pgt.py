@@ -5,8 +5,9 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from bondgrad._arguments import positive_float, positive_int
 from bondgrad._random import Generators
-from bondgrad.baselines._perturb import Closure, checked_parameters, checked_positive, simultaneous_gradient
+from bondgrad.baselines._perturb import Closure, checked_parameters, simultaneous_gradient
 
 
 class PGT:
@@ -30,16 +31,17 @@ class PGT:
         if not 0 <= r < 1:
             raise ValueError(f"r must be in [0, 1), got {r}")
         self.params = checked_parameters(params)
-        self.mu = checked_positive("mu", mu)
+        self.mu = positive_float("mu", mu)
         self.r = r
-        self.n = int(checked_positive("n", n))
+        self.n = positive_int("n", n)
         self._random = Generators(seed)
 
     def estimate(self, closure: Closure) -> None:
         """Overwrite every parameter's `.grad`; the parameters are put back as they were.
 
         Args:
-            closure: Returns the loss at the parameters' present values.
+            closure: Returns the loss at the parameters' present values. Called without gradients, so it must not
+                call backward.
         """
         gradient = simultaneous_gradient(self.params, closure, self.n, self._draw)
         for p, g in zip(self.params, gradient, strict=True):

@@ -5,8 +5,9 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from bondgrad._arguments import positive_float, positive_int
 from bondgrad._random import Generators
-from bondgrad.baselines._perturb import Closure, checked_parameters, checked_positive, simultaneous_gradient
+from bondgrad.baselines._perturb import Closure, checked_parameters, simultaneous_gradient
 
 
 class SPSA:
@@ -33,15 +34,16 @@ class SPSA:
 
     def __init__(self, params: Iterable[Tensor], mu: float = 1e-3, n: int = 1, seed: int | None = None) -> None:
         self.params = checked_parameters(params)
-        self.mu = checked_positive("mu", mu)
-        self.n = int(checked_positive("n", n))
+        self.mu = positive_float("mu", mu)
+        self.n = positive_int("n", n)
         self._random = Generators(seed)
 
     def estimate(self, closure: Closure) -> None:
         """Overwrite every parameter's `.grad`; the parameters are put back as they were.
 
         Args:
-            closure: Returns the loss at the parameters' present values.
+            closure: Returns the loss at the parameters' present values. Called without gradients, so it must not
+                call backward.
         """
         gradient = simultaneous_gradient(self.params, closure, self.n, self._draw)
         for p, g in zip(self.params, gradient, strict=True):

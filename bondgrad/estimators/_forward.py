@@ -27,6 +27,7 @@ class Forward(Estimator):
         if site.low is not None and site.high is not None:
             # At a limit there is room on one side only: step to the side that has more of it.
             up, down = site.high - site.x, site.x - site.low
-            blocked = torch.where(site.delta > 0, up, down) < site.delta.abs()
-            site = site._replace(delta=torch.where(blocked, (up - down).sign() * site.delta.abs(), site.delta))
+            size = site.delta.abs()
+            blocked = torch.where(site.delta > 0, up, down) < size
+            site = site._replace(delta=torch.where(blocked, torch.where(up >= down, size, -size), site.delta))
         return column_vjp(site, evaluate, max_rows, signs=(1,))

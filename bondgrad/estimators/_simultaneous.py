@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from bondgrad._arguments import positive_int
 from bondgrad.estimators._estimator import Estimator, Evaluate, Site, change, chunks, clamped, span
 
 
@@ -24,9 +25,7 @@ class Simultaneous(Estimator):
 
     def __init__(self, n: int = 1, normalize_rows: bool = False) -> None:
         super().__init__(normalize_rows)
-        if n < 1:
-            raise ValueError(f"n must be at least 1, got {n}")
-        self.n = self.draws = n
+        self.n = self.draws = positive_int("n", n)
 
     def __repr__(self) -> str:
         return f"Simultaneous(n={self.n}, normalize_rows={self.normalize_rows})"
@@ -50,5 +49,7 @@ class Simultaneous(Estimator):
             s[rows, part] = span(ends, None if ok is None else ok.unsqueeze(2), here)
         if self.n == 1:
             return c / s[:, 0]
+        lost = ~torch.isfinite(c)  # a direction of which nothing is known
+        c, s = c.masked_fill(lost, 0), s.masked_fill(lost.unsqueeze(2), 0)
         weight = s / s.abs().amax(1, keepdim=True)  # relative to the largest, lest the squares underflow
         return (c.unsqueeze(2) * weight).sum(1) / (s * weight).sum(1)

@@ -13,11 +13,11 @@ Answer = tuple[Tensor, Tensor | None]  # (y, ok); None: all rows were answered
 
 
 class Evaluator(ABC):
-    """Decides where and in which portions rows are evaluated. Owns what that takes: portions, retries, workers."""
+    """Decides where and in which portions rows are evaluated."""
 
     @abstractmethod
-    def portion(self, row_bytes: int) -> int:
-        """How many points of one gradient may exist at a time, `row_bytes` being a row's inputs and outputs."""
+    def portion(self, row_bytes: int, wanted: int) -> int:
+        """How many of the `wanted` points of one gradient may exist at a time, `row_bytes` each with their outputs."""
 
     @abstractmethod
     def evaluate(self, function: RowFunction, points: Tensor, context: tuple[Tensor, ...]) -> Answer:
@@ -31,4 +31,4 @@ class Evaluator(ABC):
 
     @abstractmethod
     def run(self, work: Callable[[], T]) -> T:
-        """Run `work`, which asks for `portion` and calls `evaluate`, again if running out of a resource is curable."""
+        """Run `work`, which asks for `portion` and calls `evaluate`; again with less, if it was too much at once."""

@@ -8,6 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from bondgrad._arguments import positive_int
 from bondgrad._function import RowFunction, is_out_of_memory
 from bondgrad.errors import BoxError
 from bondgrad.evaluators._evaluator import Answer, Evaluator
@@ -24,17 +25,13 @@ class Local(Evaluator):
     Args:
         max_rows: Most rows in one call; 1 for a box that takes one row at a time. None: the whole batch in the forward
             pass, and what `memory` allows in the backward pass.
-        memory: Bytes that the inputs and outputs of the perturbed rows may take at one time. What the box needs for
-            itself comes on top.
+        memory: Bytes that the inputs, contexts and outputs of the perturbed rows may take at one time. What the box
+            needs for itself comes on top.
     """
 
     def __init__(self, max_rows: int | None = None, memory: int = 64 * 2**20) -> None:
-        if max_rows is not None and max_rows < 1:
-            raise ValueError(f"max_rows must be at least 1, got {max_rows}")
-        if memory < 1:
-            raise ValueError(f"memory must be a positive number of bytes, got {memory}")
-        self.max_rows = max_rows
-        self.memory = memory
+        self.max_rows = None if max_rows is None else positive_int("max_rows", max_rows)
+        self.memory = positive_int("memory", memory)
         self._rows = 0  # in play when memory runs out
         _keep_freed_memory()
         self._warned = False
@@ -42,9 +39,9 @@ class Local(Evaluator):
     def __repr__(self) -> str:
         return f"Local(max_rows={self.max_rows}, memory={self.memory})"
 
-    def portion(self, row_bytes: int) -> int:
+    def portion(self, row_bytes: int, wanted: int) -> int:
         """See `Evaluator.portion`."""
-        rows = max(1, self.memory // row_bytes)
+        rows = min(wanted, max(1, self.memory // row_bytes))
         self._rows = rows if self.max_rows is None else min(rows, self.max_rows)
         return self._rows
 

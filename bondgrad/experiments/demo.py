@@ -144,9 +144,9 @@ def plot(runs: list[HousingRun], path: Path) -> None:
             means = torch.tensor(run.signs[: len(run.signs) // window * window]).view(-1, window).mean(1)
             steps = [window * (i + 1) for i in range(len(means))]
             sign_axes.plot(steps, 100 * means, lw=1.5, **style)
-    loss_axes.set(xlabel="epoch", ylabel="test loss (Huber, 10,000 USD)", title="The network learns", yscale="log")
-    sign_axes.set(xlabel="step", ylabel="right signs (%)", title="How right the gradient's signs are", ylim=(40, 102))
+    loss_axes.set(xlabel="epoch", ylabel="test loss (Huber, 10,000 USD)", title="The network learns")
+    sign_axes.set(xlabel="step", ylabel="right signs (%)", title="How right the gradient's signs are", ylim=(0, 102))
     for axes in (loss_axes, sign_axes):
-        axes.grid(alpha=0.3, which="both")
-        axes.legend()
+        axes.grid(alpha=0.3)
+        axes.legend(loc="center right")
     figure.savefig(path, dpi=130)

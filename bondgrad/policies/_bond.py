@@ -7,6 +7,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from bondgrad._arguments import positive_float
 from bondgrad.policies._policy import Policy, State, Steps, symmetric
 
 Bounds = Literal["bond", "sqrt6", "error-terms", "adam", "max-v"]
@@ -54,18 +55,19 @@ class Bond(Policy):
             raise ValueError(f"reduce must be one of {get_args(Reduce)}, got {reduce!r}")
         if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
             raise ValueError(f"betas must be two numbers in [0, 1), got {betas}")
-        if not (eta > 0 and math.isfinite(eta)):
-            raise ValueError(f"eta must be positive and finite, got {eta}")
         if max_step is not None and not max_step > 0:
             raise ValueError(f"max_step must be positive, got {max_step}")
         self.bounds = bounds
         self.reduce = reduce
-        self.betas = betas
-        self.eta = eta
+        self.betas = (float(betas[0]), float(betas[1]))
+        self.eta = positive_float("eta", eta)
         self.max_step = max_step
 
     def __repr__(self) -> str:
-        return f"Bond(bounds={self.bounds!r}, reduce={self.reduce!r}, betas={self.betas}, max_step={self.max_step})"
+        return (
+            f"Bond(bounds={self.bounds!r}, reduce={self.reduce!r}, betas={self.betas}, eta={self.eta}, "
+            f"max_step={self.max_step})"
+        )
 
     def init(self, in_features: int) -> State:
         """See `Policy.init`."""
@@ -80,10 +82,10 @@ class Bond(Policy):
         """See `Policy.steps`."""
         sums, weights = state["sums"].to(x.dtype).view(2, 2, -1).unbind()
         m, v = (sums / weights).unbind()  # [d] each; NaN where nothing was seen
-        seen = v == v
+        seen = m.abs() > 0  # nor is anything known where all that was seen cancels
         # On the CPU a look is cheaper than the work it saves; elsewhere it would wait for the device.
         all_seen = x.device.type == "cpu" and bool(seen.all())
-        lower, upper = self._bounds(m, v, all_seen, state, noise)
+        lower, upper = self._bounds(m, v, None if all_seen else seen, state, noise)
         u = symmetric(x, n, generator)
         fraction = u.abs()
         size = torch.lerp(lower, upper, fraction)  # either may be the larger
@@ -96,17 +98,15 @@ class Bond(Policy):
     def _capped(self, size: Tensor, x: Tensor, noise: float) -> Tensor:
         if self.max_step is not None:
             return size.clamp(max=self.max_step)
+        least = math.sqrt(noise)  # the first step's scale, for inputs that are all but zero, or not finite
         cap = torch.linalg.vector_norm(x, dim=0).mul_(math.cbrt(3 * noise) / math.sqrt(len(x)))  # [d]
-        # Not below the first step's scale, for inputs that are all but zero. fmin, so that a NaN in one row of x does
-        # not reach the steps of the others.
-        return torch.fmin(size, cap.clamp_(min=math.sqrt(noise)))
+        return torch.minimum(size, cap.nan_to_num_(least, least).clamp_(min=least))
 
-    def _bounds(self, m: Tensor, v: Tensor, all_seen: bool, state: State, noise: float) -> tuple[Tensor, Tensor]:
-        """Lower and upper bound, each [d]; NaN for inputs not seen."""
+    def _bounds(self, m: Tensor, v: Tensor, seen: Tensor | None, state: State, noise: float) -> tuple[Tensor, Tensor]:
+        """Lower and upper bound, each [d]; without meaning for inputs not seen (None: all are)."""
         size = m.abs()
-        # NaN would spread to the extremes, so it is replaced by what cannot be one.
-        smallest = (size if all_seen else size.nan_to_num(math.inf)).amin()
-        largest = (size if all_seen else size.nan_to_num(0)).amax()
+        smallest = (size if seen is None else torch.where(seen, size, math.inf)).amin()
+        largest = (size if seen is None else torch.where(seen, size, 0)).amax()
         lower = smallest.reciprocal().mul_(noise).expand_as(m)
         if self.bounds == "adam":
             return lower, self.eta * size / v.sqrt()
@@ -133,7 +133,7 @@ class Bond(Policy):
             reduced = g.sum(0) if self.reduce == "sum" else g.mean(0)
         reduced = reduced.float()
         square = reduced.square()
-        valid = square / square == 1  # neither zero, nor infinite, nor NaN
+        valid = (square > 0) & (square < 1e34)  # nor NaN; and a thousand of them must not overflow
         one = torch.ones_like(square)
         sums = torch.addcmul(torch.stack((reduced, square, one, one)), state["sums"], _decay(self.betas, g.device))
         new = {"sums": torch.where(valid, sums, state["sums"])}

@@ -1,10 +1,9 @@
 """A step the user chooses."""
 
-import math
-
 import torch
 from torch import Tensor
 
+from bondgrad._arguments import positive_float
 from bondgrad.policies._policy import Policy, State, Steps, constant_steps
 
 
@@ -16,9 +15,7 @@ class Fixed(Policy):
     """
 
     def __init__(self, step: float) -> None:
-        if not (step > 0 and math.isfinite(step)):
-            raise ValueError(f"step must be positive and finite, got {step}")
-        self.step = step
+        self.step = positive_float("step", step)
 
     def __repr__(self) -> str:
         return f"Fixed({self.step})"

@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 
+from bondgrad._arguments import positive_float
 from bondgrad.policies._policy import Policy, State, Steps
 
 
@@ -16,9 +17,7 @@ class Gaussian(Policy):
     """
 
     def __init__(self, sigma: float) -> None:
-        if not (sigma > 0 and math.isfinite(sigma)):
-            raise ValueError(f"sigma must be positive and finite, got {sigma}")
-        self.sigma = sigma
+        self.sigma = positive_float("sigma", sigma)
 
     def __repr__(self) -> str:
         return f"Gaussian({self.sigma})"

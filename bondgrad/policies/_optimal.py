@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 
+from bondgrad._arguments import positive_float
 from bondgrad.policies._policy import Policy, State, Steps, constant_steps
 
 
@@ -20,12 +21,8 @@ class Optimal(Policy):
     """
 
     def __init__(self, noise: float, third_derivative: float) -> None:
-        if not (noise > 0 and math.isfinite(noise)):
-            raise ValueError(f"noise must be positive and finite, got {noise}")
-        if not (third_derivative > 0 and math.isfinite(third_derivative)):
-            raise ValueError(f"third_derivative must be positive and finite, got {third_derivative}")
-        self.noise = noise
-        self.third_derivative = third_derivative
+        self.noise = positive_float("noise", noise)
+        self.third_derivative = positive_float("third_derivative", third_derivative)
 
     def __repr__(self) -> str:
         return f"Optimal({self.noise}, {self.third_derivative})"

@@ -1,5 +1,6 @@
 """Boxes whose Jacobian is known in closed form, written without automatic differentiation."""
 
+import math
 from abc import ABC, abstractmethod
 
 import torch
@@ -23,12 +24,13 @@ class ExactBox(ABC):
 
     def vjp(self, x: Tensor, gy: Tensor) -> Tensor:
         """The exact gradient [N, in_features] for gy [N, out_features]."""
-        return (gy.unsqueeze(1) @ self.jacobian(x)).squeeze(1)
+        return (gy.unsqueeze(2) * self.jacobian(x)).sum(1)
 
 
 def _weights(seed: int, *shape: int) -> Tensor:
     """Float64, of variance 1 / shape[-1]."""
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) / shape[-1] ** 0.5
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, dtype=torch.float64, generator=generator) / math.sqrt(shape[-1])
 
 
 class Linear(ExactBox):
