@@ -34,12 +34,13 @@ class RowFunction:
     def __call__(self, points: Tensor, *context: Tensor) -> Tensor:
         """Evaluate points [N, d]. Returns [N, d_out] on the device of points, in memory that may be fn's own."""
         device = points.device.type
-        if torch.is_grad_enabled() or torch.is_autocast_enabled(device):
-            # Half precision would round the differences away.
-            with torch.no_grad(), torch.autocast(device, enabled=False):
-                answer = self._answer(points, context)
-        else:  # the usual backward pass: no context managers needed
-            answer = self._answer(points, context)
+        if torch.is_autocast_enabled(device):  # half precision would round the differences away
+            with torch.autocast(device, enabled=False):
+                return self(points, *context)
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                return self(points, *context)
+        answer = self._answer(points, context)
         as_expected = (
             type(answer) is Tensor
             and answer.shape == (len(points), self.out_features)

@@ -200,7 +200,7 @@ class BlackBox(nn.Module):
         steps = steps._replace(size=torch.add(steps.size, x.abs(), alpha=ULPS * eps))
         low, high = (None, None) if self.limits is None else self.limits.like(x)
         site = Site(x, y, gy, torch.copysign(steps.size, steps.sign), low, high)
-        row_bytes = sum(t.itemsize * t[0].numel() for t in (x, y, *context))
+        row_bytes = sum(t.itemsize * (t.numel() // len(x)) for t in (x, y, *context))
         wanted = len(x) * self.estimator.evaluations(self.in_features)
         failed: list[Tensor] = []
 

@@ -82,14 +82,16 @@ class Bond(Policy):
         """See `Policy.steps`."""
         sums, weights = state["sums"].to(x.dtype).view(2, 2, -1).unbind()
         m, v = (sums / weights).unbind()  # [d] each; NaN where nothing was seen
-        seen = m.abs() > 0  # nor is anything known where all that was seen cancels
+        size_m = m.abs()
+        smallest = size_m.amin()
         # On the CPU a look is cheaper than the work it saves; elsewhere it would wait for the device.
-        all_seen = x.device.type == "cpu" and bool(seen.all())
-        lower, upper = self._bounds(m, v, None if all_seen else seen, state, noise)
+        all_seen = x.device.type == "cpu" and float(smallest) > 0
+        seen = None if all_seen else size_m > 0  # nor is anything known of an input where all that was seen cancels
+        lower, upper = self._bounds(m, v, seen, state, noise)
         u = symmetric(x, n, generator)
         fraction = u.abs()
         size = torch.lerp(lower, upper, fraction)  # either may be the larger
-        if not all_seen:
+        if seen is not None:
             # |z| of a normal draw, from the same random number. erfinv(1) is infinite, so 1 is kept out of reach.
             z = torch.erfinv(fraction * (1 - torch.finfo(x.dtype).eps)) * math.sqrt(2 * noise)
             size = torch.where(seen, size, z.clamp(min=noise))
