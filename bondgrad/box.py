@@ -218,7 +218,7 @@ class BlackBox(nn.Module):
 
         def estimate() -> Tensor:
             failed.clear()
-            return self.estimator.vjp(site, evaluate, self.evaluator.portion(row_bytes, wanted))
+            return self.estimator.vjp(site, evaluate, self.evaluator.portion(row_bytes, wanted, x.device))
 
         g = self.evaluator.run(estimate).to(x.dtype)
         if x.device.type != "cpu" or not math.isfinite(g.sum()):

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TypeVar
 
+import torch
 from torch import Tensor
 
 from bondgrad._function import RowFunction
@@ -16,7 +17,7 @@ class Evaluator(ABC):
     """Decides where and in which portions rows are evaluated."""
 
     @abstractmethod
-    def portion(self, row_bytes: int, wanted: int) -> int:
+    def portion(self, row_bytes: int, wanted: int, device: torch.device) -> int:
         """How many of the `wanted` points of one gradient may exist at a time, `row_bytes` each with their outputs."""
 
     @abstractmethod
