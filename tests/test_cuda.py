@@ -1,0 +1,72 @@
+"""On a GPU. Skipped where there is none."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from bondgrad import BlackBox, Central, Forward, Simultaneous
+from bondgrad.networks import ffnn
+from bondgrad.policies import Bond, Fixed, Gaussian, Optimal
+from bondgrad.testing.boxes import TanhNetwork, Waves
+from tests.test_box import close, gradient
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+POLICIES = [Bond(), Bond("error-terms"), Bond(reduce="sum"), Fixed(1e-2), Gaussian(1e-2), Optimal(1e-6, 1.0)]
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+@pytest.mark.parametrize("estimator", [Central(), Forward(), Simultaneous(2048)], ids=repr)
+def test_gradients(estimator, policy):
+    exact = TanhNetwork(4, 16, 6)
+    layer = BlackBox(exact, 4, estimator=estimator, policy=policy, seed=0).cuda()
+    for _ in range(3):
+        x, gy = torch.randn(32, 4, device="cuda"), torch.randn(32, 6, device="cuda")
+        g = gradient(layer, x, gy)
+    assert g.device.type == "cuda"
+    assert close(g, exact.vjp(x, gy), 0.15 if isinstance(estimator, Simultaneous) else 0.05)
+
+
+def test_numpy_boxes_are_fed_from_the_gpu():
+    def fn(x: np.ndarray):
+        return np.sin(x)
+
+    x, gy = torch.randn(8, 3, device="cuda"), torch.randn(8, 3, device="cuda")
+    assert close(gradient(BlackBox(fn, 3, policy=Fixed(1e-2)), x, gy), gy * x.cos())
+
+
+@pytest.mark.parametrize("limits", [None, (-1.0, 1.0)])
+def test_a_step_does_not_wait_for_the_device(limits):
+    layer = BlackBox(ffnn([4, 16, 6]), 4, limits=limits, seed=0).cuda()
+    x, gy = torch.randn(32, 4, device="cuda"), torch.randn(32, 6, device="cuda")
+    for _ in range(2):
+        gradient(layer, x, gy)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        gradient(layer, x, gy)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_failures_cost_their_entries_and_are_counted():
+    layer = BlackBox(torch.sqrt, 2, policy=Fixed(0.01)).cuda()
+    x = torch.tensor([[1.0, 2.0], [0.005, 3.0], [math.nan, 1.0]], device="cuda")
+    g = gradient(layer, x, torch.ones(3, 2, device="cuda"))
+    assert torch.isfinite(g).all()
+    assert torch.allclose(g[0], 0.5 / x[0].sqrt(), rtol=1e-2)
+    assert torch.isclose(g[1, 1], 0.5 / x[1, 1].sqrt(), rtol=1e-2)
+    assert layer.stats.failures == 1 + 4
+
+
+def test_a_state_moves_between_devices():
+    layer = BlackBox(Waves(3, 2), 3, seed=5).cuda()
+    x, gy = torch.randn(4, 3, device="cuda"), torch.randn(4, 2, device="cuda")
+    gradient(layer, x, gy)
+    other = BlackBox(Waves(3, 2), 3)
+    other.load_state_dict(layer.state_dict())
+    gradient(other, x.cpu(), gy.cpu())
+    again = BlackBox(Waves(3, 2), 3).cuda()
+    again.load_state_dict(layer.state_dict())
+    assert torch.equal(gradient(again, x, gy), gradient(layer, x, gy))
