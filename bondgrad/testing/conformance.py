@@ -29,6 +29,7 @@ TOLERANCE = {
     (torch.float64, 1): 5e-3,
     (torch.float64, 2): 5e-5,
 }
+FIRST = 5  # times the tolerance at the first step, where a policy may know nothing and some steps come out tiny
 BATCH = 16
 
 
@@ -57,7 +58,8 @@ def check_value(subject: Subject) -> None:
     for box in (Linear(4, 6), Quadratic(4, 3), TanhNetwork(5, 16, 2), Waves(3, 7), Linear(1, 1)):
         for i, trial in enumerate(trials(subject, box, steps=4, n=3)):
             error = relative_error(trial.g, trial.expected)
-            assert error < tolerance, f"{type(box).__name__}, step {i}: relative error {error:.1e} > {tolerance:.1e}"
+            allowed = tolerance * (FIRST if i == 0 else 1)
+            assert error < allowed, f"{type(box).__name__}, step {i}: relative error {error:.1e} > {allowed:.1e}"
 
 
 def check_order(subject: Subject) -> None:
