@@ -19,6 +19,7 @@ def save(name: str, numbers: Any) -> None:
         "bondgrad": bondgrad.__version__,
         "torch": torch.__version__,
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads",
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "numbers": numbers,
     }
     path = Path(__file__).parent.parent / "results" / f"{name}.json"

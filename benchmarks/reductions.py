@@ -3,8 +3,8 @@
     python benchmarks/reductions.py [cpu|cuda]
 
 California Housing through a frozen d-500-d tanh network, read-in 8-100-100-d, read-out d-100-100-1, batch 64, one
-epoch, three seeds. With the step capped, as by default, and with the paper's formulas to the letter; and how often those
-had their lower bound above the upper.
+epoch, three seeds. With the step capped, as by default, and with the paper's formulas to the letter; and how often
+those had their lower bound above the upper.
 """
 
 import math
