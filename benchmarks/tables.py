@@ -1,0 +1,187 @@
+"""Puts what is in results/ into the documentation, so that no figure is typed by hand.
+
+python benchmarks/tables.py            # writes docs/measured.md, and the table in README.md
+python benchmarks/tables.py --check    # only says whether they are up to date
+"""
+
+import json
+import re
+import statistics
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+
+
+def load(name: str) -> dict[str, Any]:
+    """One result."""
+    return json.loads((ROOT / "results" / f"{name}.json").read_text())
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown, numbers to the right."""
+    lines = [" | ".join(headings), " | ".join(["---", *["---:"] * (len(headings) - 1)])]
+    return "\n".join(f"| {line} |" for line in [*lines, *(" | ".join(row) for row in rows)])
+
+
+def spread(values: Sequence[float], digits: int) -> str:
+    """Mean ± deviation."""
+    return f"{statistics.fmean(values):.{digits}f} ± {statistics.stdev(values):.{digits}f}"
+
+
+def source(result: dict[str, Any]) -> str:
+    """Command, versions and machine, as a line of small print."""
+    machine = result.get("gpu") or result["machine"]
+    return f"`{result['command']}`, bondgrad {result['bondgrad']}, torch {result['torch']}, {machine}."
+
+
+def demo() -> str:
+    """The demo's four methods."""
+    result = load("demo/demo")
+    runs: dict[str, list[dict[str, Any]]] = {}
+    for run in result["runs"]:
+        runs.setdefault(run["method"], []).append(run)
+    exact_ms = statistics.fmean(run["ms_per_step"] for run in runs["AD"])
+    rows = [
+        [
+            method,
+            spread([run["test_loss"][-1] for run in same], 3),
+            "exact" if method == "AD" else f"{spread([100 * run['sign_accuracy'] for run in same], 3)} %",
+            f"{statistics.fmean(run['ms_per_step'] for run in same) / exact_ms:.2f}",
+            f"{same[0]['evaluations_per_step']:.0f}",
+        ]
+        for method, same in runs.items()
+    ]
+    seeds = " ".join(f"--seed {seed}" for seed in dict.fromkeys(run["seed"] for run in result["runs"]))
+    return (
+        table(["", "test loss", "right signs", "time of a step / AD", "evaluations a step"], rows)
+        + f"\n\n{result['epochs']} epochs (the paper: 100), batch {result['batch']}, mean ± deviation over seeds; "
+        f"`bondgrad demo --epochs {result['epochs']} {seeds}`, bondgrad {result['bondgrad']}, torch {result['torch']}, "
+        f"{result['machine']}."
+    )
+
+
+def scales() -> str:
+    """Sign accuracy by scale of output and loss."""
+    result = load("scales")
+    parts = []
+    for policy, title in (("default", "By default"), ("to the letter", "The paper's formulas to the letter")):
+        cells = {(n["output_scale"], n["loss_scale"]): n for n in result["numbers"] if n["policy"] == policy}
+        outputs, losses = (sorted({key[i] for key in cells}) for i in (0, 1))
+        rows = [
+            [f"output x {o:.0e}", *(f"{100 * cells[o, loss]['sign_accuracy']:.2f}" for loss in losses)] for o in outputs
+        ]
+        parts.append(f"{title}:\n\n" + table(["", *(f"loss x {loss:.0e}" for loss in losses)], rows))
+        lost = sum(not cell["finite"] for cell in cells.values())
+        largest = max(cell["largest_step"] for cell in cells.values())
+        parts.append(
+            f"Runs with a gradient that was not finite: {lost} of {len(cells)}. Largest mean step: {largest:.0e}."
+        )
+    return "\n\n".join([*parts, source(result)])
+
+
+def reductions() -> str:
+    """Sign accuracy by batch reduction."""
+    result = load("reductions_cuda")
+    cells = {(n["d"], n["reduce"], n["step"]): n for n in result["numbers"]}
+    rows = [
+        [
+            f"{d} inputs, {reduce}",
+            f"{spread([100 * s for s in cells[d, reduce, 'capped']['signs']], 2)}",
+            f"{spread([100 * s for s in cells[d, reduce, 'to the letter']['signs']], 2)}",
+            f"{100 * statistics.fmean(cells[d, reduce, 'to the letter']['crossed']):.0f} %",
+        ]
+        for d, reduce, step in cells
+        if step == "capped"
+    ]
+    return table(["", "capped", "to the letter", "lower > upper"], rows) + "\n\n" + source(result)
+
+
+def step_time() -> str:
+    """Step time over AD's."""
+    result = load("step_time")
+    ms = result["numbers"]["ms"]
+    rows = [[name, f"{value:.2f}", f"{value / ms['AD']:.2f}"] for name, value in ms.items()]
+    return table(["", "ms", "over AD"], rows) + "\n\n" + source(result)
+
+
+def gradient_500() -> str:
+    """One gradient at 500 inputs."""
+    results = [load(f"gradient_500_{device}") for device in ("cpu", "cuda")]
+    rows = [
+        [
+            n["device"],
+            f"{n['ms']:.1f} ms",
+            f"{n['plain_loop_ms']:.0f} ms",
+            f"{n['extra_MiB']:.0f} MiB",
+            f"{100 * n['sign_accuracy']:.2f} %",
+        ]
+        for n in (result["numbers"] for result in results)
+    ]
+    headings = ["", "one gradient", "plain loop over inputs", "extra memory", "right signs"]
+    return table(headings, rows) + "\n\n" + "\n".join(map(source, results))
+
+
+MEASURED = """# What was measured
+
+Every number here was put here by `python benchmarks/tables.py` from the files in `results/`, and those were written by
+the commands named below each table. Times are medians, taken side by side in one run; the machines were shared.
+
+## California Housing through a frozen network
+
+Read-in 8-100-100-5, box 5-500-5 (tanh), read-out 5-100-100-1.
+
+{demo}
+
+## Does the scale of outputs or loss matter?
+
+Right signs in %, 300 steps. The bounds of BOND depend on both scales; the cap on the step is what makes them safe.
+
+{scales}
+
+## How a batch becomes one gradient per input
+
+Right signs in %, one epoch, three seeds, box d-500-d. The cap makes the choice unimportant. Without it the mean of
+magnitudes, `reduce="mean-abs"`, does best, and so it is the default.
+
+{reductions}
+
+## Time of a training step
+
+The demo's networks, batch 64. The bare batch makes the same 640 evaluations in one call and does nothing else: no
+policy, no checks. What BOND adds to it is some sixty operations on small tensors.
+
+{step_time}
+
+## One gradient at 500 inputs
+
+Batch 128, box 500-500-500 (tanh): 128,000 evaluations.
+
+{gradient_500}
+"""
+
+
+def rendered() -> dict[Path, str]:
+    """The files as they should be."""
+    readme = ROOT / "README.md"
+    between = re.compile(r"(<!-- table.*? -->\n).*?(<!-- end -->)", re.DOTALL)
+    parts = {part.__name__: part() for part in (demo, scales, reductions, step_time, gradient_500)}
+    return {
+        readme: between.sub(lambda match: match[1] + "\n" + parts["demo"] + "\n\n" + match[2], readme.read_text()),
+        ROOT / "docs" / "measured.md": MEASURED.format(**parts),
+    }
+
+
+def main(check: bool) -> None:
+    """Write or compare."""
+    for path, text in rendered().items():
+        if not check:
+            path.write_text(text)
+        elif not path.exists() or path.read_text() != text:
+            sys.exit(f"{path.relative_to(ROOT)} is not what results/ says: run python benchmarks/tables.py")
+
+
+if __name__ == "__main__":
+    main("--check" in sys.argv)

@@ -1,0 +1,71 @@
+"""The demo, short."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bondgrad._version import __version__
+from bondgrad.experiments.demo import run_demo
+from bondgrad.experiments.housing import HousingRun
+
+
+def bondgrad(*arguments, cwd):
+    program = Path(sys.executable).parent / "bondgrad"
+    command = [str(program)] if program.exists() else [sys.executable, "-c", "from bondgrad.cli import main; main()"]
+    return subprocess.run([*command, *arguments], cwd=cwd, capture_output=True, text=True)
+
+
+def test_two_epochs(tmp_path):
+    done = bondgrad("demo", "--epochs", "2", "--output", "here", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "sign accuracy" in done.stdout
+    results = json.loads((tmp_path / "here" / "demo.json").read_text())
+    runs = {run["method"]: run for run in results["runs"]}
+    assert list(runs) == ["AD", "BOND", "BONDS", "SPSA"]
+    assert runs["BOND"]["sign_accuracy"] > 0.999
+    assert 0.55 < runs["BONDS"]["sign_accuracy"] < 0.8
+    assert 0.45 < runs["SPSA"]["sign_accuracy"] < 0.55
+    assert abs(runs["BOND"]["test_loss"][-1] / runs["AD"]["test_loss"][-1] - 1) < 0.02
+    evaluations = {method: run["evaluations_per_step"] for method, run in runs.items()}
+    assert evaluations == {"AD": 64, "BOND": 64 * 11, "BONDS": 64 * 3, "SPSA": 64 * 3}
+    assert (results["bondgrad"], results["seeds"], results["epochs"]) == (__version__, [42], 2)
+    assert (tmp_path / "here" / "demo.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_interrupt_loses_nothing(tmp_path, monkeypatch):
+    from rich.console import Console
+
+    whole = HousingRun.epoch
+
+    def interrupted(self):
+        if len(self.test_loss) == 1 and self.method == "BONDS":
+            raise KeyboardInterrupt
+        yield from whole(self)
+
+    monkeypatch.setattr(HousingRun, "epoch", interrupted)
+    monkeypatch.setattr("bondgrad.experiments.housing.BATCH", 2048)
+    run_demo(5, [42], tmp_path, Console(quiet=True))
+    assert [len(run["test_loss"]) for run in json.loads((tmp_path / "demo.json").read_text())["runs"]] == [1] * 4
+
+
+def test_methods_start_from_the_same_network():
+    runs = [HousingRun(method, 7, 1) for method in ("AD", "BOND", "SPSA")]
+    for name in ("read_in", "exact_box", "read_out"):
+        first, *others = (list(getattr(run, name).parameters()) for run in runs)
+        assert all(a.equal(b) for other in others for a, b in zip(first, other, strict=True))
+
+
+@pytest.mark.parametrize(("arguments", "says"), [(["--version"], __version__), (["--help"], "demo")])
+def test_the_command_line(arguments, says, tmp_path):
+    done = bondgrad(*arguments, cwd=tmp_path)
+    assert done.returncode == 0
+    assert says in done.stdout
+
+
+def test_bad_arguments_are_named(tmp_path):
+    done = bondgrad("demo", "--epochs", "0", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "epochs" in done.stderr

@@ -1,0 +1,37 @@
+"""What the documents say is true: their code runs, their figures are those in results/."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+
+
+def test_the_code_in_the_readme_runs():
+    assert len(BLOCKS) == 2
+    names = {}
+    for block in BLOCKS:  # one after the other, as a reader would
+        exec(block, names)  # noqa: S102
+    assert names["read_in"].weight.grad.abs().max() > 0
+    assert names["box"].policy is not None
+
+
+def test_the_figures_are_those_of_the_results():
+    subprocess.run([sys.executable, "benchmarks/tables.py", "--check"], cwd=ROOT, check=True)
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("examples/*.py")), ids=lambda path: path.stem)
+def test_examples(path):
+    done = subprocess.run([sys.executable, "-W", "error", path], check=True, capture_output=True, text=True)
+    first, *_, last = (float(n) for n in re.findall(r"(?:loss|misses by) ([\d.]+)", done.stdout))
+    assert last < first / 3  # each of them learns
+
+
+def test_links_lead_somewhere():
+    for document in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")):
+        for target in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
+            assert target.startswith("https://") or (document.parent / target).exists(), f"{document.name}: {target}"
