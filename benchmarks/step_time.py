@@ -7,6 +7,7 @@ plain loop is what the paper's Algorithm 1 says when written down: two calls of 
 policy. The bare batch is the least that any implementation must do.
 """
 
+import os
 import statistics
 import sys
 import time
@@ -108,7 +109,7 @@ def main(steps: int) -> None:
     medians = {name: statistics.median(values) * 1e3 for name, values in times.items()}
     for name, value in medians.items():
         print(f"{name:24s} {value:7.3f} ms   {value / medians['AD']:.2f} x AD")
-    save("step_time", {"steps": steps, "ms": medians})
+    save(f"step_time_{os.cpu_count()}_cores", {"steps": steps, "ms": medians})
 
 
 if __name__ == "__main__":

@@ -33,8 +33,12 @@ def spread(values: Sequence[float], digits: int) -> str:
 
 def source(result: dict[str, Any]) -> str:
     """Command, versions and machine, as a line of small print."""
-    machine = result.get("gpu") or result["machine"]
-    return f"`{result['command']}`, bondgrad {result['bondgrad']}, torch {result['torch']}, {machine}."
+    return source_cpu(result | {"machine": result["gpu"]}) if result["gpu"] else source_cpu(result)
+
+
+def source_cpu(result: dict[str, Any]) -> str:
+    """The same for what did not use the GPU, if there was one."""
+    return f"`{result['command']}`, bondgrad {result['bondgrad']}, torch {result['torch']}, {result['machine']}."
 
 
 def demo() -> str:
@@ -100,11 +104,12 @@ def reductions() -> str:
 
 
 def step_time() -> str:
-    """Step time over AD's."""
-    result = load("step_time")
-    ms = result["numbers"]["ms"]
-    rows = [[name, f"{value:.2f}", f"{value / ms['AD']:.2f}"] for name, value in ms.items()]
-    return table(["", "ms", "over AD"], rows) + "\n\n" + source(result)
+    """Step time over AD's, on every machine where it was measured."""
+    results = [load(path.stem) for path in sorted((ROOT / "results").glob("step_time_*.json"))]
+    ms = [result["numbers"]["ms"] for result in results]
+    rows = [[name, *(f"{m[name]:.2f} ms, {m[name] / m['AD']:.2f}" for m in ms)] for name in ms[0]]
+    machines = [f"{result['machine'].split(', ')[1]}, time and ratio to AD" for result in results]
+    return table(["", *machines], rows) + "\n\n" + "\n".join(map(source_cpu, results))
 
 
 def gradient_500() -> str:

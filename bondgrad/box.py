@@ -271,7 +271,7 @@ class BlackBox(nn.Module):
             evaluations=function.evaluations,
             failures=int(self._trace.failures),
             seconds=function.seconds,
-            lower=None if last is None else last.lower.cpu(),
+            lower=None if last is None else last.lower.cpu().expand(self.in_features),
             upper=None if last is None else last.upper.cpu(),
             step=None if last is None else last.size.mean((0, 1)).cpu(),
         )

@@ -13,11 +13,10 @@ def column_vjp(site: Site, evaluate: Evaluate, max_rows: int, signs: Sequence[in
     x, delta = site.x, site.delta[0]  # [B, d] each
     batch, d = x.shape
     ends = [clamped(x + delta if sign > 0 else x - delta, site.low, site.high) for sign in signs]
-    requests = chunks(batch, d, len(signs), max_rows)
-    if len(requests) == 1:  # nothing to cut: the usual case for small boxes, where every operation counts
-        return _slopes(site, evaluate, ends, *requests[0])
+    if batch * d * len(signs) <= max_rows:  # nothing to cut: usual for small boxes, where every operation counts
+        return _slopes(site, evaluate, ends, slice(0, batch), slice(0, d))
     g = torch.empty_like(x)
-    for rows, inputs in requests:
+    for rows, inputs in chunks(batch, d, len(signs), max_rows):
         part = site._replace(x=x[rows], y=site.y[rows], gy=site.gy[rows])
         g[rows, inputs] = _slopes(part, evaluate, [end[rows, inputs] for end in ends], rows, inputs)
     return g

@@ -13,6 +13,8 @@ from bondgrad.policies._policy import Policy, State, Steps, symmetric
 Bounds = Literal["bond", "sqrt6", "error-terms", "adam", "max-v"]
 Reduce = Literal["sum", "mean", "mean-abs"]
 
+LARGEST = 1e34  # square of a gradient that is remembered: a thousand of them must not overflow
+
 
 class Bond(Policy):
     """Draws |Δ| uniformly between a lower and an upper bound, with a random sign.
@@ -73,21 +75,23 @@ class Bond(Policy):
         """See `Policy.init`."""
         # Discounted sums over the steps so far: of g, of g², and of 1, discounted like either. Their quotients are
         # Adam's bias-corrected moments. All zero: nothing seen yet.
-        state = {"sums": torch.zeros(4, in_features)}
+        state = {"sums": torch.zeros(2, 2, in_features)}
         if self.bounds == "error-terms":
             state["last"] = torch.zeros(2, in_features)  # the last gradient, and the last step's root mean square
         return state
 
     def steps(self, state: State, x: Tensor, n: int, noise: float, generator: torch.Generator) -> Steps:
         """See `Policy.steps`."""
-        sums, weights = state["sums"].to(x.dtype).view(2, 2, -1).unbind()
+        sums, weights = state["sums"].to(x.dtype).unbind()
         m, v = (sums / weights).unbind()  # [d] each; NaN where nothing was seen
-        size_m = m.abs()
-        smallest = size_m.amin()
-        # On the CPU a look is cheaper than the work it saves; elsewhere it would wait for the device.
-        all_seen = x.device.type == "cpu" and float(smallest) > 0
-        seen = None if all_seen else size_m > 0  # nor is anything known of an input where all that was seen cancels
-        lower, upper = self._bounds(m, v, seen, state, noise)
+        magnitude = m.abs()
+        smallest = magnitude.amin()
+        seen = None
+        if x.device.type != "cpu" or not smallest > 0:  # elsewhere than on the CPU a look would wait for the device
+            seen = magnitude > 0  # nor is anything known of an input where all that was seen cancels
+            smallest = torch.where(seen, magnitude, math.inf).amin()
+            magnitude = torch.where(seen, magnitude, 0)
+        lower, upper = self._bounds(m, v, magnitude, smallest, state, noise)
         u = symmetric(x, n, generator)
         fraction = u.abs()
         size = torch.lerp(lower, upper, fraction)  # either may be the larger
@@ -104,19 +108,27 @@ class Bond(Policy):
         cap = torch.linalg.vector_norm(x, dim=0).mul_(math.cbrt(3 * noise) / math.sqrt(len(x)))  # [d]
         return torch.minimum(size, cap.nan_to_num_(least, least).clamp_(min=least))
 
-    def _bounds(self, m: Tensor, v: Tensor, seen: Tensor | None, state: State, noise: float) -> tuple[Tensor, Tensor]:
-        """Lower and upper bound, each [d]; without meaning for inputs not seen (None: all are)."""
-        size = m.abs()
-        smallest = (size if seen is None else torch.where(seen, size, math.inf)).amin()
-        largest = (size if seen is None else torch.where(seen, size, 0)).amax()
-        lower = smallest.reciprocal().mul_(noise).expand_as(m)
+    def _bounds(
+        self, m: Tensor, v: Tensor, magnitude: Tensor, smallest: Tensor, state: State, noise: float
+    ) -> tuple[Tensor, Tensor]:
+        """Lower and upper bound, [d] or one for all; without meaning for inputs not seen.
+
+        Args:
+            m: [d] first moment.
+            v: [d] second moment.
+            magnitude: [d] of m; zero for inputs not seen.
+            smallest: The least of those seen.
+            state: For what else is remembered.
+            noise: b.
+        """
+        lower = smallest.reciprocal().mul_(noise)
         if self.bounds == "adam":
-            return lower, self.eta * size / v.sqrt()
+            return lower, self.eta * magnitude / v.sqrt()
         if self.bounds == "max-v":
-            return lower, (size / v.nan_to_num(0).amax()).sqrt_().mul_(largest)
-        upper = (size / v).sqrt_().mul_(largest)
+            return lower, (magnitude / v.nan_to_num(0).amax()).sqrt_().mul_(magnitude.amax())
+        upper = (magnitude / v).sqrt_().mul_(magnitude.amax())
         if self.bounds == "sqrt6":
-            return noise / size, math.sqrt(6) * upper
+            return noise / magnitude, math.sqrt(6) * upper
         if self.bounds == "error-terms":
             g, step = state["last"].to(m.dtype)
             error = v / 6 * step.square() + noise / step + (m - g).abs()
@@ -135,17 +147,22 @@ class Bond(Policy):
             reduced = g.sum(0) if self.reduce == "sum" else g.mean(0)
         reduced = reduced.float()
         square = reduced.square()
-        valid = (square > 0) & (square < 1e34)  # nor NaN; and a thousand of them must not overflow
-        one = torch.ones_like(square)
-        sums = torch.addcmul(torch.stack((reduced, square, one, one)), state["sums"], _decay(self.betas, g.device))
-        new = {"sums": torch.where(valid, sums, state["sums"])}
+        decay, one = _constants(self.betas, g.shape[1], g.device)
+        sums = torch.addcmul(torch.stack((reduced, square, one, one)).view(2, 2, -1), state["sums"], decay)
+        new = {"sums": sums}
         if "last" in state:
-            rms = steps.size.square().mean((0, 1)).sqrt().float()
-            new["last"] = torch.where(valid & torch.isfinite(rms), torch.stack((reduced, rms)), state["last"])
-        return new
+            new["last"] = torch.stack((reduced, steps.size.square().mean((0, 1)).sqrt().float()))
+        elif g.device.type == "cpu":  # a look is free here, and nearly always spares the rest
+            least, most = square.aminmax()
+            if least > 0 and most < LARGEST:
+                return new
+        valid = (square > 0) & (square < LARGEST)  # false for NaN
+        if "last" in state:
+            valid &= torch.isfinite(new["last"][1])
+        return {name: torch.where(valid, value, state[name]) for name, value in new.items()}
 
 
 @functools.cache
-def _decay(betas: tuple[float, float], device: torch.device) -> Tensor:
-    """The decays of the four sums, [4, 1], made once per device."""
-    return torch.tensor([*betas, *betas], device=device).unsqueeze(1)
+def _constants(betas: tuple[float, float], in_features: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The decays of the sums, [2, 1], and ones, [d]: made once."""
+    return torch.tensor(betas, device=device).unsqueeze(1), torch.ones(in_features, device=device)

@@ -14,8 +14,8 @@ class Steps(NamedTuple):
 
     size: Tensor  # [n, B, d] >= 0; n draws for each of B rows and d inputs
     sign: Tensor  # [n, B, d] of which only the sign counts
-    lower: Tensor  # [d] smallest size
-    upper: Tensor  # [d] largest size
+    lower: Tensor  # [d], or one for all: the bounds of the size
+    upper: Tensor  # [d]
 
 
 class Policy(ABC):
