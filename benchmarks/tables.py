@@ -156,7 +156,7 @@ magnitudes, `reduce="mean-abs"`, does best, and so it is the default.
 ## Time of a training step
 
 The demo's networks, batch 64. The bare batch makes the same 640 evaluations in one call and does nothing else: no
-policy, no checks. What BOND adds to it is some sixty operations on small tensors.
+policy, no checks. What BOND adds to it is Python and operations on small tensors.
 
 {step_time}
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from bondgrad._arguments import positive_float, positive_int
 from bondgrad._random import Generators
-from bondgrad.baselines._perturb import Closure, checked_parameters, simultaneous_gradient
+from bondgrad.baselines._perturb import Closure, checked_parameters, fill_simultaneously
 
 
 class PGT:
@@ -43,9 +43,7 @@ class PGT:
             closure: Returns the loss at the parameters' present values. Called without gradients, so it must not
                 call backward.
         """
-        gradient = simultaneous_gradient(self.params, closure, self.n, self._draw)
-        for p, g in zip(self.params, gradient, strict=True):
-            p.grad = g
+        fill_simultaneously(self.params, closure, self.n, self._draw)
 
     def _draw(self, p: Tensor) -> Tensor:
         generator = self._random.on(p.device)

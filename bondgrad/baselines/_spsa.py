@@ -7,7 +7,7 @@ from torch import Tensor
 
 from bondgrad._arguments import positive_float, positive_int
 from bondgrad._random import Generators
-from bondgrad.baselines._perturb import Closure, checked_parameters, simultaneous_gradient
+from bondgrad.baselines._perturb import Closure, checked_parameters, fill_simultaneously
 
 
 class SPSA:
@@ -45,9 +45,7 @@ class SPSA:
             closure: Returns the loss at the parameters' present values. Called without gradients, so it must not
                 call backward.
         """
-        gradient = simultaneous_gradient(self.params, closure, self.n, self._draw)
-        for p, g in zip(self.params, gradient, strict=True):
-            p.grad = g
+        fill_simultaneously(self.params, closure, self.n, self._draw)
 
     def _draw(self, p: Tensor) -> Tensor:
         u = torch.empty_like(p).uniform_(-1, 1, generator=self._random.on(p.device))
