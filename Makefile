@@ -12,7 +12,7 @@ demo: $(VENV)/.ready        ## train through a black box, with and without its g
 	$(BIN)/bondgrad demo
 
 test: check                 ## style, types and all tests
-	$(BIN)/pytest -q -n 2
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto
 
 check: $(VENV)/.ready       ## style and types only
 	$(BIN)/ruff check .

@@ -28,8 +28,6 @@ ESTIMATORS: dict[str, Callable[[], Estimator]] = {
 }
 POLICIES: dict[str, Callable[[], Policy]] = {"bond": Bond}
 ULPS = 4  # the least step, in units of the rounding of x
-
-
 POLICY = "policy_"  # prefix of the buffers that hold the policy's state
 
 

@@ -29,4 +29,4 @@ def _slopes(site: Site, evaluate: Evaluate, ends: list[Tensor], rows: slice, inp
     points = x.view(b, 1, 1, d).expand(b, j, len(ends), d).clone(memory_format=torch.contiguous_format)
     points.diagonal(inputs.start, 1, 3).copy_(torch.stack(ends, 1))
     y, ok = evaluate(points, rows)  # [b, j, ends, d_out], [b, j, ends]
-    return change(y, ok, site.y, site.gy).div_(span(ends, ok, x[:, inputs]))
+    return change(y, ok, site.y, site.gy).div_(span(ends, ok, x if j == d else x[:, inputs]))

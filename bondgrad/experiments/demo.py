@@ -148,5 +148,6 @@ def plot(runs: list[HousingRun], path: Path) -> None:
     sign_axes.set(xlabel="step", ylabel="right signs (%)", title="How right the gradient's signs are", ylim=(0, 102))
     for axes in (loss_axes, sign_axes):
         axes.grid(alpha=0.3)
-        axes.legend(loc="center right")
+    loss_axes.legend(loc="upper right")
+    sign_axes.legend(loc="lower right")
     figure.savefig(path, dpi=130)

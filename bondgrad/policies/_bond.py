@@ -87,7 +87,9 @@ class Bond(Policy):
         magnitude = m.abs()
         smallest = magnitude.amin()
         seen = None
-        if x.device.type != "cpu" or not smallest > 0:  # elsewhere than on the CPU a look would wait for the device
+        if (
+            x.device.type != "cpu" or not float(smallest) > 0
+        ):  # elsewhere than on the CPU a look would wait for the device
             seen = magnitude > 0  # nor is anything known of an input where all that was seen cancels
             smallest = torch.where(seen, magnitude, math.inf).amin()
             magnitude = torch.where(seen, magnitude, 0)
@@ -153,7 +155,7 @@ class Bond(Policy):
         if "last" in state:
             new["last"] = torch.stack((reduced, steps.size.square().mean((0, 1)).sqrt().float()))
         elif g.device.type == "cpu":  # a look is free here, and nearly always spares the rest
-            least, most = square.aminmax()
+            least, most = map(float, square.aminmax())
             if least > 0 and most < LARGEST:
                 return new
         valid = (square > 0) & (square < LARGEST)  # false for NaN
