@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-# Some machines advertise matrix units that trap when used; this keeps oneDNN off them.
+# Some virtual machines advertise AMX but trap when it is used; this keeps oneDNN off it.
 export ONEDNN_MAX_CPU_ISA := AVX512_CORE_BF16
 
 .PHONY: demo test check clean

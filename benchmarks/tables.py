@@ -93,14 +93,14 @@ def reductions() -> str:
     rows = [
         [
             f"{d} inputs, {reduce}",
-            f"{spread([100 * s for s in cells[d, reduce, 'capped']['signs']], 2)}",
+            f"{spread([100 * s for s in cells[d, reduce, 'default']['signs']], 2)}",
             f"{spread([100 * s for s in cells[d, reduce, 'to the letter']['signs']], 2)}",
             f"{100 * statistics.fmean(cells[d, reduce, 'to the letter']['crossed']):.0f} %",
         ]
         for d, reduce, step in cells
-        if step == "capped"
+        if step == "default"
     ]
-    return table(["", "capped", "to the letter", "lower > upper"], rows) + "\n\n" + source(result)
+    return table(["", "by default", "to the letter", "lower > upper"], rows) + "\n\n" + source(result)
 
 
 def step_time() -> str:
@@ -132,7 +132,8 @@ def gradient_500() -> str:
 MEASURED = """# What was measured
 
 Every number here was put here by `python benchmarks/tables.py` from the files in `results/`, and those were written by
-the commands named below each table. Times are medians, taken side by side in one run; the machines were shared.
+the commands named below each table. Times to be compared were taken side by side in one run: medians for training
+steps, the best of several for single gradients. The machines were shared.
 
 ## California Housing through a frozen network
 
@@ -142,13 +143,13 @@ Read-in 8-100-100-5, box 5-500-5 (tanh), read-out 5-100-100-1.
 
 ## Does the scale of outputs or loss matter?
 
-Right signs in %, 300 steps. The bounds of BOND depend on both scales; the cap on the step is what makes them safe.
+Right signs in %, 300 steps. The bounds of BOND depend on both scales; the range they are kept to makes them safe.
 
 {scales}
 
 ## How a batch becomes one gradient per input
 
-Right signs in %, one epoch, three seeds, box d-500-d. The cap makes the choice unimportant. Without it the mean of
+Right signs in %, one epoch, three seeds, box d-500-d. The range makes the choice unimportant. Without it the mean of
 magnitudes, `reduce="mean-abs"`, does best, and so it is the default.
 
 {reductions}

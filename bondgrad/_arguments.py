@@ -5,6 +5,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,11 +27,22 @@ def positive_float(name: str, value: Any) -> float:  # noqa: ANN401
     """The value as a float, if it is a positive finite number."""
     try:
         number = math.nan if isinstance(value, (bool, str)) else float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not (number > 0 and math.isfinite(number)):
         raise ValueError(f"{name} must be a positive finite number, got {value!r}")
     return number
+
+
+def checked_seed(value: Any) -> int:  # noqa: ANN401
+    """The value as an int, if it is a seed."""
+    try:
+        seed = -1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        seed = -1
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"seed must be an integer from 0 to 2**63 - 1, or None, got {value!r}")
+    return seed
 
 
 def chosen(name: str, value: object, by_name: dict[str, Callable[[], T]], kind: type[Any]) -> T:
@@ -76,7 +88,7 @@ class Limits:
     """
 
     def __init__(self, limits: tuple[Any, Any], in_features: int) -> None:
-        if not isinstance(limits, Sequence) or len(limits) != 2:
+        if not isinstance(limits, (Sequence, np.ndarray, Tensor)) or len(limits) != 2:
             raise ValueError(f"limits must be a pair (low, high), got {limits!r}")
         try:
             low, high = (torch.as_tensor(limit, dtype=torch.float64).cpu() for limit in limits)
@@ -94,10 +106,10 @@ class Limits:
         key = (x.dtype, x.device)
         if key not in self._made:
             low, high = (limit.to(x.dtype) for limit in self._exact)
-            inf = torch.tensor(math.inf, dtype=x.dtype)
+            inf = torch.tensor(math.inf, dtype=x.dtype, device="cpu")
             low = torch.where(low.double() < self._exact[0], torch.nextafter(low, inf), low)
             high = torch.where(high.double() > self._exact[1], torch.nextafter(high, -inf), high)
             if not bool((low < high).all()):
-                raise ValueError(f"limits are closer than {x.dtype} can tell apart: use float64, or other units")
+                raise ValueError(f"limits must be within what {x.dtype} can tell apart: use float64, or other units")
             self._made[key] = low.to(x.device), high.to(x.device)
         return self._made[key]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from bondgrad.errors import BoxError
 
 Interface = Literal["torch", "numpy"]
+ANNOTATE = "If it expects numpy arrays, or tensors, annotate its first parameter so (x: np.ndarray, x: torch.Tensor)."
 
 
 class RowFunction:
@@ -27,6 +28,7 @@ class RowFunction:
         self.fn = fn
         self.out_features = out_features  # None until the first answer
         self.interfaces = find_interfaces(fn)  # to be tried in this order; one, once it is known
+        self.rounding = 0.0  # of the answers, in their own precision
         self.calls = 0
         self.evaluations = 0
         self.seconds = 0.0
@@ -46,6 +48,7 @@ class RowFunction:
             and answer.shape == (len(points), self.out_features)
             and answer.dtype == points.dtype
             and answer.device == points.device
+            and answer.layout == torch.strided
             and not answer.requires_grad
         )
         return answer if as_expected else self._checked(answer, points)  # type: ignore[return-value]
@@ -58,22 +61,20 @@ class RowFunction:
             first, second = self.interfaces
             try:
                 answer = self._call(first, points.clone(), tuple(c.clone() for c in context))
-            except (TypeError, AttributeError, ValueError) as error:
-                try:
-                    answer = self._call(second, points, context)
-                except Exception:
-                    raise error from None
+            except (TypeError, AttributeError, ValueError):
+                answer = self._call(second, points, context)
                 first = second
             self.interfaces = (first,)
             return answer
         except Exception as error:
             if is_out_of_memory(error):
                 raise
+            first_try = error.__context__ if len(self.interfaces) == 2 else None  # with the other kind of array
+            also = "" if first_try is None else f" (and, tried otherwise, {type(first_try).__name__}: {first_try})"
             raise BoxError(
                 f"the box {describe(self.fn)} raised {type(error).__name__} on {len(points)} rows of "
-                f"{points.shape[1]} inputs, {points.dtype}: {error}. Call it yourself on an array of that shape to see "
-                "why; if it expects numpy arrays, or tensors, annotate its first parameter so (x: np.ndarray, "
-                "x: torch.Tensor)."
+                f"{points.shape[1]} inputs, {points.dtype}: {error}{also}. Call it yourself on an array of that shape "
+                f"to see why. {ANNOTATE}"
             ) from error
         finally:
             self.seconds += time.perf_counter() - start
@@ -91,7 +92,9 @@ class RowFunction:
             answer = from_numpy(answer)
         if not isinstance(answer, Tensor):
             kind = f"an array of {answer.dtype}" if isinstance(answer, np.ndarray) else type(answer).__name__
-            raise BoxError(f"the box {name} must return a real torch tensor or numpy array, got {kind}")
+            raise BoxError(f"the box {name} must return a real torch tensor or numpy array, got {kind}. {ANNOTATE}")
+        if answer.layout != torch.strided:
+            raise BoxError(f"the box {name} must return a dense tensor, got {answer.layout}: call y.to_dense()")
         if answer.dtype.is_complex:
             raise BoxError(f"the box {name} returned complex numbers; return real and imaginary parts as two outputs")
         rows, width = len(points), self.out_features
@@ -108,6 +111,7 @@ class RowFunction:
                 "and must equal out_features where that was given"
             )
         self.out_features = answer.shape[1]
+        self.rounding = torch.finfo(answer.dtype).eps if answer.dtype.is_floating_point else 0.0
         if not answer.dtype.is_floating_point or answer.dtype.itemsize < points.dtype.itemsize:
             answer = answer.to(points.dtype)
         return answer.detach().to(points.device)
@@ -127,24 +131,27 @@ def describe(fn: Callable[..., Any]) -> str:
 
 def find_interfaces(fn: Callable[..., Any]) -> tuple[Interface, ...]:
     """Whether fn takes tensors or arrays, as far as that can be told without calling it: what to try, in order."""
-    while isinstance(fn, functools.partial):
-        fn = fn.func
     if isinstance(fn, nn.Module):
         return ("torch",)
     if isinstance(fn, np.ufunc):
         return ("numpy",)
-    is_method = inspect.ismethod(fn) or not inspect.isroutine(fn)
-    function = inspect.unwrap(fn) if inspect.isroutine(fn) else type(fn).__call__
-    function = getattr(function, "__func__", function)  # of a bound method
-    code = getattr(function, "__code__", None)
-    if not isinstance(code, CodeType):
-        return ("torch", "numpy")
-    names = code.co_varnames[is_method : code.co_argcount]
-    annotation = str(function.__annotations__.get(names[0], "")) if names else ""
+    try:
+        first = next(iter(inspect.signature(fn).parameters.values()), None)
+    except (ValueError, TypeError):  # a builtin that does not say
+        first = None
+    annotation = "" if first is None else str(first.annotation)
     if "Tensor" in annotation:
         return ("torch",)
     if "ndarray" in annotation or "NDArray" in annotation or "ArrayLike" in annotation:
         return ("numpy",)
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    fn = inspect.unwrap(fn)
+    function = fn if inspect.isroutine(fn) else type(fn).__call__
+    function = getattr(function, "__func__", function)  # of a bound method
+    code = getattr(function, "__code__", None)
+    if not isinstance(code, CodeType):
+        return ("torch", "numpy")
     libraries = {library_of(value) for value in referenced_values(function, code)}
     # Code that names both takes tensors and converts.
     return ("numpy", "torch") if "numpy" in libraries and "torch" not in libraries else ("torch", "numpy")

@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bondgrad._arguments import checked_seed
+
 
 class Generators:
     """One generator per device, all from one seed, made when first needed.
@@ -14,7 +16,7 @@ class Generators:
     """
 
     def __init__(self, seed: int | None) -> None:
-        self.seed = int(torch.randint(2**63 - 1, (), device="cpu")) if seed is None else seed
+        self.seed = int(torch.randint(2**63 - 1, (), device="cpu")) if seed is None else checked_seed(seed)
         self._by_device: dict[torch.device, torch.Generator] = {}
         self._loaded: dict[str, Tensor] = {}  # states of devices not used since, which may not exist here
 

@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from bondgrad._arguments import Limits, check_input, chosen, context_rows, positive_float, positive_int
 from bondgrad._bridge import attach
+from bondgrad._device import look_is_free
 from bondgrad._function import RowFunction, describe
 from bondgrad._random import Generators
 from bondgrad.errors import BoxError
@@ -76,14 +77,15 @@ class BlackBox(nn.Module):
         out_features: Width of the answer. None: learnt from the first call.
         estimator: "central" (BOND), "forward", "simultaneous" (BONDS), or an instance from `bondgrad.estimators`.
         policy: "bond", or an instance from `bondgrad.policies`.
-        noise: Half-width b of the noise on the function's outputs. None: the rounding of the floating-point type.
+        noise: Half-width b of the noise on the function's outputs. None: the rounding of their floating-point type.
         limits: (low, high), each a number or one number per input. No point outside is ever evaluated: x is clamped,
-            and the gradient found at the clamped point is passed on.
+            and the gradient found at the clamped point is passed on. (A NaN in x is passed on to fn.)
         structure: Which outputs depend on which inputs. None or "dense": all on all.
         state: Not supported yet, leave None: boxes with memory between calls.
         evaluator: Where rows are evaluated. None: `evaluators.Local()`, in this process.
         on_failure: When a perturbed row comes back non-finite: "degrade" uses what is left (the other side of the pair,
-            or nothing: a zero) for its entry of the gradient and warns once; "raise" raises `BoxError`.
+            or nothing: a zero) for its entry of the gradient and warns once, on an accelerator when `stats` is read;
+            "raise" raises `BoxError`.
         eager: Not supported yet, leave False.
         seed: Of the layer's own random numbers. None: drawn from torch's.
 
@@ -113,14 +115,13 @@ class BlackBox(nn.Module):
         super().__init__()
         if not callable(fn):
             raise TypeError(f"fn must be callable, got {type(fn).__name__}")
-        if structure not in (None, "dense") or state is not None or eager:
+        dense = structure is None or (isinstance(structure, str) and structure == "dense")
+        if not dense or state is not None or eager:
             raise ValueError("structure other than 'dense', state and eager are not supported yet: leave them out")
         if on_failure not in ("degrade", "raise"):
             raise ValueError(f"on_failure must be 'degrade' or 'raise', got {on_failure!r}")
         if evaluator is not None and not isinstance(evaluator, Evaluator):
             raise ValueError(f"evaluator must be an instance from bondgrad.evaluators, or None, got {evaluator!r}")
-        if seed is not None and (not isinstance(seed, int) or not 0 <= seed < 2**63):
-            raise ValueError(f"seed must be an integer from 0 to 2**63 - 1, or None, got {seed!r}")
         self.in_features = positive_int("in_features", in_features)
         self.estimator: Estimator = chosen("estimator", estimator, ESTIMATORS, Estimator)
         self.policy: Policy = chosen("policy", policy, POLICIES, Policy)
@@ -189,7 +190,7 @@ class BlackBox(nn.Module):
     def _vjp(self, training: bool, x: Tensor, y: Tensor, gy: Tensor, *context: Tensor) -> Tensor:
         """The gradient [B, d] at x [B, d]. All changes of state come last, so an exception leaves none."""
         eps = torch.finfo(x.dtype).eps
-        noise = eps if self.noise is None else self.noise
+        noise = max(eps, self._function.rounding) if self.noise is None else self.noise
         generator = self._random.fork(x.device)
         buffers: dict[str, Any] = self._buffers
         state = {name: buffers[POLICY + name] for name in self._policy_names}
@@ -206,9 +207,8 @@ class BlackBox(nn.Module):
             shape = points.shape[:-1]
             nearby = tuple(c[rows].repeat_interleave(shape[1:].numel(), 0) for c in context)
             y, ok = self.evaluator.evaluate(self._function, points.view(-1, self.in_features), nearby)
-            # A sum is finite only if all its terms are. On the CPU it spares the closer look; elsewhere to know would
-            # mean to wait for the device.
-            if ok is not None or y.device.type != "cpu" or not math.isfinite(y.sum()):
+            # A sum is finite only if all its terms are, which spares the closer look.
+            if ok is not None or not look_is_free(y.device) or not math.isfinite(y.sum()):
                 finite = torch.isfinite(torch.linalg.vector_norm(y, math.inf, dim=1))  # one pass over y
                 ok = (finite if ok is None else finite & ok).view(shape)
                 failed.append(ok.numel() - ok.sum())
@@ -219,7 +219,7 @@ class BlackBox(nn.Module):
             return self.estimator.vjp(site, evaluate, self.evaluator.portion(row_bytes, wanted, x.device))
 
         g = self.evaluator.run(estimate).to(x.dtype)
-        if x.device.type != "cpu" or not math.isfinite(g.sum()):
+        if not look_is_free(x.device) or not math.isfinite(g.sum()):
             # What could not be estimated is zero; but where the loss's own gradient is not finite neither is ours, as
             # loss scalers expect.
             g = g.nan_to_num(0, 0, 0) + (gy * 0).sum(1, keepdim=True)
@@ -244,18 +244,22 @@ class BlackBox(nn.Module):
         return g
 
     def _report_failures(self, failures: Tensor) -> None:
-        """Raise, or warn once. A look at the number is free on the CPU only, so elsewhere `stats` has to be read."""
+        """Raise, or warn once. Where a look at the number is not free, the warning comes when `stats` is read."""
         if self.on_failure == "raise" and failures > 0:
             raise BoxError(
                 f"{int(failures)} perturbed rows came back non-finite. Give limits= within which the box answers, or "
                 "on_failure='degrade' to go on without them."
             )
-        if failures.device.type == "cpu" and not self._trace.warned and failures > 0:
+        if look_is_free(failures.device):
+            self._warn(int(failures))
+
+    def _warn(self, failures: int) -> None:
+        if failures > 0 and not self._trace.warned:
             self._trace.warned = True
             warnings.warn(
-                f"{int(failures)} perturbed rows came back non-finite; their entries of the gradient are degraded. "
+                f"{failures} perturbed rows came back non-finite; their entries of the gradient are degraded. "
                 "box.stats.failures counts them; limits= keeps points inside the range where the box answers.",
-                stacklevel=2,
+                stacklevel=3,
             )
 
     # ---- seeing what it does
@@ -263,11 +267,12 @@ class BlackBox(nn.Module):
     @property
     def stats(self) -> Stats:
         """Counters since construction, and the last step's perturbations. Not part of the state."""
-        function, last = self._function, self._trace.last
+        function, last, failures = self._function, self._trace.last, int(self._trace.failures)
+        self._warn(failures)
         return Stats(
             calls=function.calls,
             evaluations=function.evaluations,
-            failures=int(self._trace.failures),
+            failures=failures,
             seconds=function.seconds,
             lower=None if last is None else last.lower.cpu().expand(self.in_features),
             upper=None if last is None else last.upper.cpu(),

@@ -38,6 +38,8 @@ from tests.test_box import gradient, same_state
         ({"limits": ([0.0, 0.0], 1.0)}, ValueError, "3 numbers"),
         ({"limits": ("a", "b")}, ValueError, "numbers"),
         ({"structure": "auto"}, ValueError, "not supported yet"),
+        ({"structure": np.ones((3, 3), bool)}, ValueError, "not supported yet"),
+        ({"noise": 10**400}, ValueError, "noise"),
         ({"state": 0}, ValueError, "not supported yet"),
         ({"eager": True}, ValueError, "not supported yet"),
         ({"in_features": True}, ValueError, "in_features"),
@@ -59,6 +61,8 @@ def test_constructor(arguments, error, says):
         lambda: Bond("adagrad"),
         lambda: Bond(reduce="median"),
         lambda: Bond(betas=(0.9, 1.0)),
+        lambda: Bond(betas=0.9),
+        lambda: Bond(max_step="a"),
         lambda: Bond(eta=0),
         lambda: Bond(max_step=0),
         lambda: Bond(max_step=math.nan),
@@ -137,6 +141,7 @@ BROKEN = {
     "None": (lambda x: None, "got NoneType"),
     "a list": (lambda x: x.tolist(), "got list"),
     "complex": (lambda x: x * 1j, "complex"),
+    "sparse": (lambda x: x.to_sparse(), "must return a dense tensor"),
     "strings": (lambda x: np.array([["a"]] * len(x)), "an array of <U1"),
     "wrong width": (lambda x: torch.cat([x, x], 1), "must equal out_features"),
 }
@@ -171,6 +176,16 @@ def test_function_that_breaks_in_the_backward_pass(name, estimator):
     twin = BlackBox(torch.sin, 3, estimator=estimator)
     twin.load_state_dict(before)
     assert torch.equal(gradient(layer, x, gy), gradient(twin, x, gy))
+
+
+def test_what_a_device_really_raised_is_said_and_chained():
+    def device(x):
+        volts = x.astype("float64")  # so arrays are what it takes, and tensors are tried first
+        raise RuntimeError(f"laser off at {volts.max()}")
+
+    with pytest.raises(BoxError, match=r"RuntimeError .* laser off .* tried otherwise, AttributeError") as caught:
+        BlackBox(device, 3)(torch.zeros(4, 3))
+    assert isinstance(caught.value.__cause__, RuntimeError)
 
 
 def test_an_interrupt_is_not_swallowed():

@@ -79,6 +79,15 @@ def test_the_realised_step_is_divided_by(method):
     assert math.isclose(w.grad, 3.0, rel_tol=1e-6)
 
 
+@pytest.mark.parametrize("method", [SPSA, PGT])
+def test_sums_of_half_precision_do_not_stall(method):
+    w = torch.ones(3, dtype=torch.bfloat16, requires_grad=True)
+    slope = torch.tensor([1.0, 2.0, 3.0])
+    method([w], mu=0.0625, n=2000, seed=0).estimate(lambda: w.float() @ slope)
+    assert w.grad.dtype == torch.bfloat16
+    assert torch.allclose(w.grad.float(), slope, atol=0.3)
+
+
 @pytest.mark.parametrize("method", [SPSA, PGT, FDSA])
 def test_parameters_come_back_bit_for_bit_even_after_an_exception(method):
     model, closure, _ = problem(torch.float32)

@@ -15,7 +15,7 @@ from bondgrad import BlackBox, Central, Forward, Simultaneous, sign_accuracy
 from bondgrad.evaluators import Local
 from bondgrad.metrics import exact_vjp
 from bondgrad.networks import ffnn
-from bondgrad.policies import Fixed
+from bondgrad.policies import Bond, Fixed
 from bondgrad.testing.boxes import TanhNetwork, Waves
 
 ESTIMATORS = {"central": Central, "forward": Forward, "simultaneous": lambda: Simultaneous(512)}
@@ -122,6 +122,25 @@ def test_boxes_of_either_library(fn, jacobian_row):
     gy = torch.randn_like(y)
     exact = torch.stack([gy[k] @ jacobian_row(x[k]) for k in range(4)])
     assert close(gradient(layer, x, gy), exact)
+
+
+class DecoratedBy:
+    def __init__(self, fn):
+        functools.update_wrapper(self, fn)
+        self.fn = fn
+
+    def __call__(self, *args):
+        return self.fn(*args)
+
+
+def bound_first(weight: torch.Tensor, x: np.ndarray):
+    return x.std(axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("fn", [DecoratedBy(numpy_by_annotation), functools.partial(bound_first, torch.ones(1))])
+def test_an_annotation_is_found_behind_wrappers(fn):
+    x = torch.randn(4, 3)
+    assert torch.allclose(BlackBox(fn, 3)(x), x.std(1, correction=0, keepdim=True))
 
 
 def test_an_annotation_decides():
@@ -326,7 +345,7 @@ def test_a_forward_difference_wider_than_the_limits():
 def test_limits_that_float32_cannot_tell_apart():
     layer = BlackBox(torch.sin, 1, limits=(1.0, 1.0 + 1e-9))
     assert layer(torch.zeros(1, 1, dtype=torch.float64)).shape == (1, 1)
-    with pytest.raises(ValueError, match=r"closer than torch\.float32 can tell apart"):
+    with pytest.raises(ValueError, match=r"within what torch\.float32 can tell apart"):
         layer(torch.zeros(1, 1))
 
 
@@ -364,6 +383,7 @@ def test_retained_graphs_give_a_gradient_each_time():
 def test_second_derivatives_are_refused(loss):
     x = torch.randn(5, 3, requires_grad=True)
     (g,) = torch.autograd.grad(loss(BlackBox(torch.sin, 3)(x)), x, create_graph=True)
+    assert close(g.detach(), exact_vjp(torch.sin, x.detach(), torch.autograd.grad(loss(s := x.sin()), s)[0]), 0.1)
     with pytest.raises(bondgrad.BoxError, match="second derivatives through a BlackBox are not estimated"):
         (g.sum() + x.sum()).backward()
 
@@ -457,6 +477,75 @@ def test_autocast_does_not_reach_into_the_box(estimator, backward_too):
     if not backward_too:
         (g,) = torch.autograd.grad(y, x, gy)
     assert close(g, exact_vjp(net, x.detach(), gy), 1e-2)
+
+
+def test_answers_of_less_precision_than_x_get_longer_steps():
+    def fn(x: np.ndarray):
+        return np.sin(x.astype(np.float32))
+
+    layer = BlackBox(fn, 3, seed=0)
+    x, gy = torch.randn(64, 3, dtype=torch.float64), torch.ones(64, 3, dtype=torch.float64)
+    for _ in range(3):
+        g = gradient(layer, x, gy)
+    assert close(g, x.cos(), 1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_the_state_does_not_follow_torchs_default_type(dtype):
+    try:
+        torch.set_default_dtype(dtype)
+        layer = BlackBox(torch.sin, 3)
+        gradient(layer, torch.randn(8, 3, dtype=torch.float32), torch.ones(8, 3, dtype=torch.float32))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert layer.policy_sums.dtype == torch.float32
+    assert torch.allclose(layer.policy_sums[1], torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e-3, 1.0, 1e3, 1e6])
+@pytest.mark.parametrize("what", ["inputs", "outputs", "loss"])
+def test_scales_do_not_matter(what, scale):
+    s_in, s_out, s_loss = (scale if what == name else 1.0 for name in ("inputs", "outputs", "loss"))
+    net = TanhNetwork(5, 50, 5)
+    layer = BlackBox(lambda x: s_out * net(x / s_in), 5, seed=0)
+    right = []
+    for _ in range(30):
+        x, gy = s_in * torch.randn(64, 5), s_loss * torch.randn(64, 5)
+        right.append(sign_accuracy(gradient(layer, x, gy), net.vjp(x / s_in, gy)))
+        assert layer.stats.step.max() < s_in
+    assert torch.stack(right[1:]).mean() > 0.998
+
+
+@pytest.mark.parametrize("bad", [None, 0.0, float("nan"), float("inf"), 1e25])
+@pytest.mark.parametrize(
+    "policy", [Bond(), Bond("sqrt6", reduce="sum"), Bond("error-terms"), Bond(max_step=0.1)], ids=repr
+)
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.filterwarnings("ignore:.*non-finite")
+def test_where_a_look_is_not_free_the_numbers_are_the_same(estimator, policy, bad, monkeypatch):
+    def run():
+        layer = BlackBox(torch.sin, 3, estimator=ESTIMATORS[estimator](), policy=policy, seed=0)
+        torch.manual_seed(1)
+        results = []
+        for step in range(4):
+            x, gy = torch.randn(8, 3), torch.randn(8, 3)
+            if bad is not None and step == 2:
+                x[1, 1] = bad
+            results.append(gradient(layer, x, gy))
+        return [*results, layer.policy_sums, torch.tensor(layer.stats.failures)]
+
+    free = run()
+    monkeypatch.setattr("bondgrad.box.look_is_free", lambda device: False)
+    monkeypatch.setattr("bondgrad.policies._bond.look_is_free", lambda device: False)
+    assert all(torch.equal(a, b) for a, b in zip(free, run(), strict=True))
+
+
+def test_where_a_look_is_not_free_the_warning_waits_for_stats(monkeypatch):
+    monkeypatch.setattr("bondgrad.box.look_is_free", lambda device: False)
+    layer = BlackBox(torch.sqrt, 1, policy=Fixed(0.01))
+    gradient(layer, torch.tensor([[0.005]]), torch.ones(1, 1))
+    with pytest.warns(UserWarning, match="1 perturbed rows came back non-finite"):
+        assert layer.stats.failures == 1
 
 
 def test_a_step_is_never_lost_in_rounding():

@@ -32,10 +32,24 @@ POLICIES = {
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("estimator", ESTIMATORS)
+def says_something(estimator, dtype, check):
+    """Orders are measured in float64 only, and rates of simultaneous estimators only."""
+    if check is check_order:
+        return dtype == "float64"
+    return check is not check_rate or estimator == "simultaneous"
+
+
+@pytest.mark.parametrize(
+    ("estimator", "policy", "dtype", "check"),
+    [
+        pytest.param(estimator, policy, dtype, check, id=f"{estimator}-{policy}-{dtype}-{check.__name__}")
+        for estimator in ESTIMATORS
+        for policy in POLICIES
+        for dtype in DTYPES
+        for check in CHECKS
+        if says_something(estimator, dtype, check)
+    ],
+)
 def test_conformance(estimator, policy, dtype, check):
     check(Subject(policy=POLICIES[policy], dtype=DTYPES[dtype], **ESTIMATORS[estimator]))
 
@@ -56,7 +70,7 @@ class Damaged(Estimator):
         return self.inner.evaluations(in_features)
 
     def vjp(self, site: Site, evaluate: Evaluate, max_rows: int) -> Tensor:
-        if self.mistake == "nominal step":  # twice as far on one side, but divided as if it were not
+        if self.mistake == "step not divided by":  # some steps twice as long, unknown to the division
             site = site._replace(delta=torch.where(site.x > 0, 2 * site.delta, site.delta))
             return self.inner.vjp(site, evaluate, max_rows) * torch.where(site.x > 0, 2, 1)
         if self.mistake == "stale base":
@@ -81,7 +95,7 @@ MISTAKES = {
     "swapped inputs": check_value,
     "swapped rows": check_value,
     "one entry lost": check_value,
-    "nominal step": check_value,
+    "step not divided by": check_value,
     "biased": check_order,
     "global random numbers": check_seed,
     "portions": check_chunks,

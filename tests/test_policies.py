@@ -139,15 +139,20 @@ def test_sizes_lie_between_the_bounds_whichever_is_larger():
         assert 0.4 < (steps.sign > 0).float().mean() < 0.6
 
 
-def test_the_step_is_capped():
+def test_steps_stay_within_reason():
     x = torch.tensor([[3.0, 0.0], [4.0, 0.0]])  # root mean squares 3.54 and 0
-    g = 1e9 * torch.ones(2, 2)
-    default = Bond()
-    steps = default.steps(after(default, g), x, 1, B, generator())
-    assert torch.allclose(steps.size[0, :, 0].max(), torch.tensor(math.sqrt(12.5) * math.cbrt(3 * B)))
-    assert torch.allclose(steps.size[0, :, 1].max(), torch.tensor(math.sqrt(B)))
+    best = torch.tensor([math.sqrt(12.5) * math.cbrt(3 * B), math.sqrt(B)])
+    policy = Bond()
+    long, short = (
+        policy.steps(after(policy, g * torch.ones(2, 2)), x, 1, B, generator()).size[0] for g in (1e9, 1e-15)
+    )
+    assert torch.allclose(long, best.expand(2, 2))
+    assert torch.allclose(short, best.expand(2, 2))  # where the lower bound is enormous
+    tiny = Bond("adam", eta=1e-30)
+    sizes = tiny.steps(after(tiny, 1e9 * torch.ones(2, 2)), x, 1, B, generator()).size[0]
+    assert torch.allclose(sizes, 0.01 * best.expand(2, 2))
     given = Bond(max_step=0.25)
-    assert given.steps(after(given, g), x, 1, B, generator()).size.max() == 0.25
+    assert given.steps(after(given, 1e9 * torch.ones(2, 2)), x, 1, B, generator()).size.max() == 0.25
 
 
 @pytest.mark.parametrize("bad", [0.0, math.nan, math.inf, 1e30])

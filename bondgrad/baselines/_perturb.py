@@ -46,7 +46,8 @@ def fill_simultaneously(params: list[Tensor], closure: Closure, n: int, draw: Ca
         n: Directions.
         draw: One perturbation, shaped like the parameter given.
     """
-    total = [torch.zeros_like(p) for p in params]
+    # Summed in single precision at least: in bf16 a sum of hundreds stalls.
+    total = [torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32)) for p in params]
     used = 0
     with restored(params) as originals:
         for _ in range(n):
@@ -62,7 +63,7 @@ def fill_simultaneously(params: list[Tensor], closure: Closure, n: int, draw: Ca
                 continue
             used += 1
             for g, plus, minus in zip(total, *spans, strict=True):
-                span = plus - minus  # what rounding left of 2Δ
+                span = (plus - minus).to(g.dtype)  # what rounding left of 2Δ
                 g += torch.where(span == 0, 0, difference / span)
     for p, g in zip(params, total, strict=True):
-        p.grad = g / max(used, 1)
+        p.grad = (g / max(used, 1)).to(p.dtype)

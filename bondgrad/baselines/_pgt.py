@@ -28,8 +28,8 @@ class PGT:
     def __init__(
         self, params: Iterable[Tensor], mu: float = 1e-3, r: float = 0.5, n: int = 1, seed: int | None = None
     ) -> None:
-        if not 0 <= r < 1:
-            raise ValueError(f"r must be in [0, 1), got {r}")
+        if not (isinstance(r, (int, float)) and 0 <= r < 1):
+            raise ValueError(f"r must be in [0, 1), got {r!r}")
         self.params = checked_parameters(params)
         self.mu = positive_float("mu", mu)
         self.r = r

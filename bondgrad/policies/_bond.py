@@ -2,17 +2,20 @@
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from bondgrad._arguments import positive_float
+from bondgrad._device import look_is_free
 from bondgrad.policies._policy import Policy, State, Steps, symmetric
 
 Bounds = Literal["bond", "sqrt6", "error-terms", "adam", "max-v"]
 Reduce = Literal["sum", "mean", "mean-abs"]
 
+LEAST = 0.01  # step, in units of the best one
 LARGEST = 1e34  # square of a gradient that is remembered: a thousand of them must not overflow
 
 
@@ -28,7 +31,9 @@ class Bond(Policy):
     sign(z)·max(|z|, b).
 
     The formulas are made safe for any box. Where lower > upper, which is common with many inputs, the draw is between
-    the two all the same. No step exceeds `max_step`. A gradient that is zero or not finite never enters the moments.
+    the two all the same. A step is kept between a hundredth and the whole of cbrt(3 b) times the root mean square of
+    its input over the batch, which is what `Optimal` says of a box that bends on the scale of its inputs. A gradient
+    that is zero or not finite never enters the moments.
 
     Args:
         bounds: Which formulas. "bond": the above. "sqrt6": upper_i times sqrt(6), lower_i = b / |m̂_i|. "max-v": v̂_i
@@ -37,8 +42,7 @@ class Bond(Policy):
         reduce: How the batch becomes one gradient per input.
         betas: Decay of the two moments.
         eta: The learning rate in the "adam" bound.
-        max_step: Largest step. None: cbrt(3 b) times the root mean square of each input over the batch, which is what
-            `Optimal` says of a box that bends on the scale of its inputs. `math.inf`: no cap, the literal formulas.
+        max_step: Largest step, instead of the range above. `math.inf`: the literal formulas.
 
     Reference: the paper's Algorithms 1-3 and the appendix on bounds.
     """
@@ -55,10 +59,10 @@ class Bond(Policy):
             raise ValueError(f"bounds must be one of {get_args(Bounds)}, got {bounds!r}")
         if reduce not in get_args(Reduce):
             raise ValueError(f"reduce must be one of {get_args(Reduce)}, got {reduce!r}")
-        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        if not isinstance(betas, Sequence) or len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
             raise ValueError(f"betas must be two numbers in [0, 1), got {betas}")
-        if max_step is not None and not max_step > 0:
-            raise ValueError(f"max_step must be positive, got {max_step}")
+        if max_step is not None and max_step != math.inf:
+            max_step = positive_float("max_step", max_step)
         self.bounds = bounds
         self.reduce = reduce
         self.betas = (float(betas[0]), float(betas[1]))
@@ -75,9 +79,10 @@ class Bond(Policy):
         """See `Policy.init`."""
         # Discounted sums over the steps so far: of g, of g², and of 1, discounted like either. Their quotients are
         # Adam's bias-corrected moments. All zero: nothing seen yet.
-        state = {"sums": torch.zeros(2, 2, in_features)}
+        state = {"sums": torch.zeros(2, 2, in_features, dtype=torch.float32)}
         if self.bounds == "error-terms":
-            state["last"] = torch.zeros(2, in_features)  # the last gradient, and the last step's root mean square
+            # The last gradient, and the last step's root mean square.
+            state["last"] = torch.zeros(2, in_features, dtype=torch.float32)
         return state
 
     def steps(self, state: State, x: Tensor, n: int, noise: float, generator: torch.Generator) -> Steps:
@@ -87,9 +92,7 @@ class Bond(Policy):
         magnitude = m.abs()
         smallest = magnitude.amin()
         seen = None
-        if (
-            x.device.type != "cpu" or not float(smallest) > 0
-        ):  # elsewhere than on the CPU a look would wait for the device
+        if not look_is_free(x.device) or not float(smallest) > 0:
             seen = magnitude > 0  # nor is anything known of an input where all that was seen cancels
             smallest = torch.where(seen, magnitude, math.inf).amin()
             magnitude = torch.where(seen, magnitude, 0)
@@ -101,14 +104,17 @@ class Bond(Policy):
             # |z| of a normal draw, from the same random number. erfinv(1) is infinite, so 1 is kept out of reach.
             z = torch.erfinv(fraction * (1 - torch.finfo(x.dtype).eps)) * math.sqrt(2 * noise)
             size = torch.where(seen, size, z.clamp(min=noise))
-        return Steps(self._capped(size, x, noise), u, lower, upper)
+        return Steps(self._within_reason(size, x, noise), u, lower, upper)
 
-    def _capped(self, size: Tensor, x: Tensor, noise: float) -> Tensor:
+    def _within_reason(self, size: Tensor, x: Tensor, noise: float) -> Tensor:
+        """The sizes, kept to what can be right for inputs of the scale of x, or to `max_step`."""
         if self.max_step is not None:
             return size.clamp(max=self.max_step)
-        least = math.sqrt(noise)  # the first step's scale, for inputs that are all but zero, or not finite
-        cap = torch.linalg.vector_norm(x, dim=0).mul_(math.cbrt(3 * noise) / math.sqrt(len(x)))  # [d]
-        return torch.minimum(size, cap.nan_to_num_(least, least).clamp_(min=least))
+        first = math.sqrt(noise)  # the first step's scale, for inputs that are all zero, or not all finite
+        best = torch.linalg.vector_norm(x, dim=0).mul_(math.cbrt(3 * noise) / math.sqrt(len(x)))  # [d]
+        best = best.nan_to_num_(first, first)
+        best = torch.where(best > 0, best, first)
+        return torch.clamp(size, best * LEAST, best)
 
     def _bounds(
         self, m: Tensor, v: Tensor, magnitude: Tensor, smallest: Tensor, state: State, noise: float
@@ -154,7 +160,7 @@ class Bond(Policy):
         new = {"sums": sums}
         if "last" in state:
             new["last"] = torch.stack((reduced, steps.size.square().mean((0, 1)).sqrt().float()))
-        elif g.device.type == "cpu":  # a look is free here, and nearly always spares the rest
+        elif look_is_free(g.device):  # and nearly always spares the rest
             least, most = map(float, square.aminmax())
             if least > 0 and most < LARGEST:
                 return new
@@ -167,4 +173,5 @@ class Bond(Policy):
 @functools.cache
 def _constants(betas: tuple[float, float], in_features: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """The decays of the sums, [2, 1], and ones, [d]: made once."""
-    return torch.tensor(betas, device=device).unsqueeze(1), torch.ones(in_features, device=device)
+    decay = torch.tensor(betas, dtype=torch.float32, device=device).unsqueeze(1)
+    return decay, torch.ones(in_features, dtype=torch.float32, device=device)
