@@ -90,13 +90,13 @@ class Bond(Policy):
         sums, weights = state["sums"].to(x.dtype).unbind()
         m, v = (sums / weights).unbind()  # [d] each; NaN where nothing was seen
         magnitude = m.abs()
-        smallest = magnitude.amin()
+        smallest, largest = magnitude.aminmax()
         seen = None
         if not look_is_free(x.device) or not float(smallest) > 0:
             seen = magnitude > 0  # nor is anything known of an input where all that was seen cancels
             smallest = torch.where(seen, magnitude, math.inf).amin()
-            magnitude = torch.where(seen, magnitude, 0)
-        lower, upper = self._bounds(m, v, magnitude, smallest, state, noise)
+            largest = torch.where(seen, magnitude, 0).amax()
+        lower, upper = self._bounds(m, v, smallest, largest, state, noise)
         u = symmetric(x, n, generator)
         fraction = u.abs()
         size = torch.lerp(lower, upper, fraction)  # either may be the larger
@@ -112,31 +112,33 @@ class Bond(Policy):
             return size.clamp(max=self.max_step)
         first = math.sqrt(noise)  # the first step's scale, for inputs that are all zero, or not all finite
         best = torch.linalg.vector_norm(x, dim=0).mul_(math.cbrt(3 * noise) / math.sqrt(len(x)))  # [d]
-        best = best.nan_to_num_(first, first)
-        best = torch.where(best > 0, best, first)
+        least, most = map(float, best.aminmax()) if look_is_free(x.device) else (0.0, 0.0)
+        if not 0 < least <= most < math.inf:
+            best = best.nan_to_num_(first, first)
+            best = torch.where(best > 0, best, first)
         return torch.clamp(size, best * LEAST, best)
 
     def _bounds(
-        self, m: Tensor, v: Tensor, magnitude: Tensor, smallest: Tensor, state: State, noise: float
+        self, m: Tensor, v: Tensor, smallest: Tensor, largest: Tensor, state: State, noise: float
     ) -> tuple[Tensor, Tensor]:
         """Lower and upper bound, [d] or one for all; without meaning for inputs not seen.
 
         Args:
             m: [d] first moment.
             v: [d] second moment.
-            magnitude: [d] of m; zero for inputs not seen.
-            smallest: The least of those seen.
+            smallest: The least |m| of an input seen.
+            largest: The largest.
             state: For what else is remembered.
             noise: b.
         """
         lower = smallest.reciprocal().mul_(noise)
         if self.bounds == "adam":
-            return lower, self.eta * magnitude / v.sqrt()
+            return lower, self.eta * m.abs() / v.sqrt()
         if self.bounds == "max-v":
-            return lower, (magnitude / v.nan_to_num(0).amax()).sqrt_().mul_(magnitude.amax())
-        upper = (magnitude / v).sqrt_().mul_(magnitude.amax())
+            return lower, (m.abs() / v.nan_to_num(0).amax()).sqrt_().mul_(largest)
+        upper = (m / v).abs_().sqrt_().mul_(largest)
         if self.bounds == "sqrt6":
-            return noise / magnitude, math.sqrt(6) * upper
+            return noise / m.abs(), math.sqrt(6) * upper
         if self.bounds == "error-terms":
             g, step = state["last"].to(m.dtype)
             error = v / 6 * step.square() + noise / step + (m - g).abs()
