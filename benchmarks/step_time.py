@@ -119,10 +119,8 @@ def main() -> None:
         runs.append(json.loads(done.stdout))
     for name in runs[0]:
         ratios = sorted(run[name] / run["AD"] for run in runs)
-        median_ms = statistics.median(run[name] for run in runs)
-        print(
-            f"{name:20s} {median_ms:6.2f} ms   {statistics.median(ratios):.2f} x AD ({ratios[0]:.2f} to {ratios[-1]:.2f})"
-        )
+        ms, ratio = statistics.median(run[name] for run in runs), statistics.median(ratios)
+        print(f"{name:20s} {ms:6.2f} ms   {ratio:.2f} x AD ({ratios[0]:.2f} to {ratios[-1]:.2f})")
     save(f"step_time_{os.cpu_count()}_cores", {"steps": STEPS, "ms": runs})
 
 
