@@ -168,8 +168,8 @@ magnitudes, `reduce="mean-abs"`, does best, and so it is the default.
 ## Time of a training step
 
 The demo's networks, batch 64. The bare batch makes the same 640 evaluations in one call and does nothing else: no
-policy, no checks. What BOND adds to it is Python and operations on small tensors, about half a millisecond whatever the box
-costs: with a box this cheap, on two cores, the plain loop is as fast. Median and range over seven processes.
+policy, no checks. What BOND adds to it is Python and operations on small tensors, whatever the box costs; with a box
+this cheap, on two cores, the plain loop is as fast. Median and range over seven processes.
 
 {step_time}
 
