@@ -26,8 +26,8 @@ from bondgrad.networks import ffnn
 BATCH, STEPS, PROCESSES = 64, 500, 7
 
 
-class PlainLoop(torch.autograd.Function):
-    """One input after the other, as a person would first write it."""
+class ThroughBox(torch.autograd.Function):
+    """The forward pass of both sketches below."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, box: nn.Module) -> Tensor:
@@ -35,6 +35,10 @@ class PlainLoop(torch.autograd.Function):
         ctx.save_for_backward(x)
         ctx.box = box
         return box(x)
+
+
+class PlainLoop(ThroughBox):
+    """One input after the other, as a person would first write it."""
 
     @staticmethod
     def backward(ctx: Any, gy: Tensor) -> tuple[Tensor, None]:
@@ -50,15 +54,8 @@ class PlainLoop(torch.autograd.Function):
         return g, None
 
 
-class Bare(torch.autograd.Function):
+class Bare(ThroughBox):
     """All perturbed rows in one call, and nothing else: no policy, no checks. What batching alone can reach."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, box: nn.Module) -> Tensor:
-        """Args: x [B, d]."""
-        ctx.save_for_backward(x)
-        ctx.box = box
-        return box(x)
 
     @staticmethod
     def backward(ctx: Any, gy: Tensor) -> tuple[Tensor, None]:

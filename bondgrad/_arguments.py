@@ -14,13 +14,24 @@ T = TypeVar("T")
 
 def positive_int(name: str, value: Any) -> int:  # noqa: ANN401
     """The value as an int, if it is a whole number of at least one."""
-    try:
-        number = 0 if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = 0
-    if number < 1:
+    if (number := _whole(value)) < 1:
         raise ValueError(f"{name} must be a positive integer, got {value!r}")
     return number
+
+
+def checked_seed(value: Any) -> int:  # noqa: ANN401
+    """The value as an int, if it is a seed."""
+    if not 0 <= (seed := _whole(value)) < 2**63:
+        raise ValueError(f"seed must be an integer from 0 to 2**63 - 1, or None, got {value!r}")
+    return seed
+
+
+def _whole(value: Any) -> int:  # noqa: ANN401
+    """The value as an int, of whichever library; -1 if it is not a whole number."""
+    try:
+        return -1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return -1
 
 
 def positive_float(name: str, value: Any) -> float:  # noqa: ANN401
@@ -32,17 +43,6 @@ def positive_float(name: str, value: Any) -> float:  # noqa: ANN401
     if not (number > 0 and math.isfinite(number)):
         raise ValueError(f"{name} must be a positive finite number, got {value!r}")
     return number
-
-
-def checked_seed(value: Any) -> int:  # noqa: ANN401
-    """The value as an int, if it is a seed."""
-    try:
-        seed = -1 if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        seed = -1
-    if not 0 <= seed < 2**63:
-        raise ValueError(f"seed must be an integer from 0 to 2**63 - 1, or None, got {value!r}")
-    return seed
 
 
 def chosen(name: str, value: object, by_name: dict[str, Callable[[], T]], kind: type[Any]) -> T:

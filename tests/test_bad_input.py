@@ -2,7 +2,6 @@
 
 import copy
 import math
-import warnings
 
 import numpy as np
 import pytest
@@ -11,10 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from bondgrad import BlackBox, BoxError, Forward, Simultaneous
+from bondgrad import BlackBox, BoxError, Simultaneous
 from bondgrad.evaluators import Local
 from bondgrad.policies import Bond, Fixed, Gaussian, Optimal
-from tests.test_box import gradient, same_state
+from tests.helpers import gradient, root, same_state
 
 # ---- arguments of the layer
 
@@ -219,138 +218,6 @@ def test_a_failed_first_call_teaches_nothing():
     assert layer(torch.randn(7, 5)).shape == (7, 5)
 
 
-# ---- values that are not finite
-
-
-def root(x):
-    return x.sqrt()  # NaN below zero
-
-
-def test_base_rows_pass_through():
-    y = BlackBox(root, 1)(torch.tensor([[4.0], [-1.0]]))
-    assert y[0] == 2
-    assert y[1].isnan()
-
-
-@pytest.mark.parametrize("estimator", ["central", Forward(), Simultaneous(64)])
-def test_a_failed_evaluation_costs_its_own_entry_only(estimator):
-    layer = BlackBox(root, 2, estimator=estimator, policy=Fixed(0.01), seed=0)
-    x = torch.tensor([[1.0, 2.0], [0.005, 3.0], [-1.0, 1.0], [math.nan, 1.0], [4.0, 5.0]])
-    gy = torch.ones(5, 2)
-    with pytest.warns(UserWarning, match="perturbed rows came back non-finite"):
-        g = gradient(layer, x, gy)
-    assert torch.isfinite(g).all()
-    assert layer.stats.failures > 0
-    exact = 0.5 / x.sqrt()
-    tolerance = 0.5 if isinstance(estimator, Simultaneous) else 0.01
-    assert torch.allclose(g[[0, 4]], exact[[0, 4]], rtol=tolerance)
-    if not isinstance(estimator, Simultaneous):
-        assert torch.isclose(g[1, 1], exact[1, 1], rtol=tolerance)  # beside a failed entry, in the same row
-        assert not g[2:4].any()  # no evaluation of which was finite
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        gradient(layer, x, gy)  # said once
-
-
-def test_where_one_side_fails_the_other_is_used():
-    layer = BlackBox(root, 1, policy=Fixed(0.01))
-    with pytest.warns(UserWarning, match="non-finite"):
-        g = gradient(layer, torch.tensor([[0.005]]), torch.ones(1, 1))
-    one_sided = (math.sqrt(0.015) - math.sqrt(0.005)) / 0.01
-    assert math.isclose(float(g), one_sided, rel_tol=1e-3)
-    assert layer.stats.failures == 1
-
-
-def test_a_direction_that_fails_costs_nothing_but_itself():
-    def fn(x):
-        y = torch.sin(x)
-        y[0] = math.nan  # one point of the first row, and the first row itself
-        return y
-
-    x, gy = torch.randn(4, 3), torch.ones(4, 3)
-    with pytest.warns(UserWarning, match="non-finite"):
-        g = gradient(BlackBox(fn, 3, estimator=Simultaneous(2000), policy=Fixed(1e-2), seed=0), x, gy)
-    assert torch.allclose(g, x.cos(), atol=0.15)
-
-
-def test_on_failure_raise():
-    layer = BlackBox(root, 1, policy=Fixed(0.01), on_failure="raise", seed=0)
-    before = copy.deepcopy(layer.state_dict())
-    with pytest.raises(BoxError, match="1 perturbed rows came back non-finite"):
-        gradient(layer, torch.tensor([[0.005]]), torch.ones(1, 1))
-    assert same_state(layer.state_dict(), before)
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_gradient_that_is_not_finite_is_handed_on_but_not_remembered(value):
-    layer = BlackBox(torch.sin, 2, seed=0)
-    x = torch.randn(4, 2)
-    gradient(layer, x, torch.ones(4, 2))
-    sums = layer.policy_sums.clone()
-    gy = torch.ones(4, 2)
-    gy[1, 0] = value
-    g = gradient(layer, x, gy)
-    assert not torch.isfinite(g[1]).any()  # so that a loss scaler sees it
-    assert torch.isfinite(g[[0, 2, 3]]).all()
-    assert torch.equal(layer.policy_sums, sums)
-
-
-@pytest.mark.parametrize("policy", [Bond(), Bond(max_step=math.inf), Bond("error-terms"), Gaussian(0.1)])
-def test_a_function_that_ignores_its_input_never_harms_the_state(policy):
-    layer = BlackBox(torch.zeros_like, 3, policy=policy)
-    for _ in range(5):
-        g = gradient(layer, torch.randn(4, 3), torch.ones(4, 3))
-        assert torch.equal(g, torch.zeros(4, 3))
-    assert all(torch.isfinite(b).all() for b in layer.buffers())
-
-
-def test_an_input_that_wakes_late_is_found():
-    asleep = True
-    layer = BlackBox(lambda x: x * torch.tensor([1.0, 0.0 if asleep else 1.0]), 2, seed=0)
-    for _ in range(20):
-        gradient(layer, torch.randn(16, 2), torch.ones(16, 2))
-    asleep = False
-    for _ in range(3):
-        g = gradient(layer, torch.randn(16, 2), torch.ones(16, 2))
-    assert torch.allclose(g, torch.ones(16, 2), rtol=0.05)
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, 1e30])
-def test_one_bad_row_does_not_spoil_the_steps_of_the_others(value):
-    layer = BlackBox(torch.sin, 2, seed=0)
-    x, gy = torch.randn(64, 2), torch.full((64, 2), 1e-9)  # so small that the lower bound is enormous
-    for _ in range(3):
-        gradient(layer, x, gy)
-    x[0] = value
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        g = gradient(layer, x, gy)
-    assert (g[1:].sign() == x[1:].cos().sign()).float().mean() > 0.98
-
-
-def test_sums_of_large_gradients_do_not_overflow():
-    layer = BlackBox(lambda x: x, 2, seed=0)
-    for size in (1.8e19, 9e16):
-        for _ in range(50):
-            gradient(layer, torch.randn(4, 2), torch.full((4, 2), size))
-        assert torch.isfinite(layer.policy_sums).all()
-
-
-@pytest.mark.parametrize("max_step", [math.inf, 1e-3])
-def test_gradients_that_cancel_do_not_end_the_training(max_step):
-    layer = BlackBox(lambda x: x, 1, policy=Bond(reduce="mean", max_step=max_step), seed=0)
-    for gy in (1.0, -0.9, 1.0, 1.0, 1.0):
-        g = gradient(layer, torch.zeros(1, 1), torch.full((1, 1), gy))
-        assert math.isclose(g, gy, rel_tol=0.05)
-
-
-def test_inputs_that_are_all_zero_get_a_gradient():
-    layer = BlackBox(lambda x: 3 * x, 2, seed=0)
-    for _ in range(3):
-        g = gradient(layer, torch.zeros(8, 2), torch.ones(8, 2))
-    assert torch.allclose(g, torch.full((8, 2), 3.0), rtol=1e-2)
-
-
 # ---- a thousand random bad inputs
 
 SHAPES = st.sampled_from([(), (3,), (0, 3), (1, 3), (4, 3), (4, 2), (4, 5), (2, 2, 3), (2, 0, 3), (0,)])
@@ -404,32 +271,3 @@ def test_a_thousand_bad_inputs(name, shape, dtype, values, estimator, policy, li
     # A true slope beyond the range of fp16 is infinite there, as it is in any network.
     assert not x.grad.isnan().any() if dtype == torch.float16 else torch.isfinite(x.grad).all()
     assert all(torch.isfinite(b).all() for b in layer.buffers())
-
-
-def test_training_survives_a_box_that_fails_at_random():
-    torch.manual_seed(0)
-    flaky = torch.Generator().manual_seed(1)
-
-    def fn(x):
-        y = torch.sin(x)
-        y[torch.rand(len(x), generator=flaky) < 0.05] = math.nan
-        return y
-
-    layer = BlackBox(fn, 3, seed=0)
-    read_in = nn.Linear(4, 3)
-    optimizer = torch.optim.Adam(read_in.parameters(), 1e-2)
-    data, target = torch.randn(64, 4), torch.rand(64, 3)
-    losses = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for _ in range(200):
-            optimizer.zero_grad()
-            error = (layer(read_in(data)) - target).square()
-            loss = error.nan_to_num(0).mean()
-            loss.backward()
-            for p in read_in.parameters():
-                p.grad.nan_to_num_(0)
-            optimizer.step()
-            losses.append(float(loss))
-    assert losses[-1] < 0.6 * losses[0]
-    assert layer.stats.failures > 0

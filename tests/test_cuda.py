@@ -11,7 +11,7 @@ from bondgrad import BlackBox, Central, Forward, Simultaneous
 from bondgrad.networks import ffnn
 from bondgrad.policies import Bond, Fixed, Gaussian, Optimal
 from bondgrad.testing.boxes import TanhNetwork, Waves
-from tests.test_box import close, gradient
+from tests.helpers import close, gradient
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

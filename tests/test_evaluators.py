@@ -10,7 +10,7 @@ from bondgrad import BlackBox, BoxError
 from bondgrad.estimators._estimator import chunks
 from bondgrad.evaluators import Local
 from bondgrad.policies import Fixed
-from tests.test_box import gradient
+from tests.helpers import gradient
 
 
 class Counting:

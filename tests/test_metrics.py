@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bondgrad import BlackBox, TensorBoard, sign_accuracy
-from tests.test_box import gradient
+from tests.helpers import gradient
 
 
 def test_sign_accuracy():

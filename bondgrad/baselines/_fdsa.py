@@ -1,5 +1,6 @@
 """FDSA: one parameter at a time."""
 
+import math
 from collections.abc import Iterable
 
 import numpy as np
@@ -46,7 +47,7 @@ class FDSA:
                         losses.append(float(closure()))
                     p[at] = original[at]
                     difference, span = losses[0] - losses[1], points[0] - points[1]
-                    if span != 0 and abs(difference) < float("inf"):
+                    if span != 0 and math.isfinite(difference):
                         g[at] = difference / span
         for p, g in zip(self.params, gradient, strict=True):
             p.grad = g

@@ -15,7 +15,7 @@ from bondgrad.evaluators._evaluator import Answer, Evaluator
 
 T = TypeVar("T")
 
-CPU_MEMORY = 8 * 2**20  # about what caches hold: at 500 inputs, 64 MiB took a quarter longer
+CPU_MEMORY = 8 * 2**20  # about what caches hold
 DEVICE_MEMORY = 256 * 2**20  # enough work per call to keep a GPU busy
 
 
@@ -36,8 +36,8 @@ class Local(Evaluator):
         self.max_rows = None if max_rows is None else positive_int("max_rows", max_rows)
         self.memory = None if memory is None else positive_int("memory", memory)
         self._rows = 0  # in play when memory runs out
-        _keep_freed_memory()
         self._warned = False
+        _keep_freed_memory()
 
     def __repr__(self) -> str:
         return f"Local(max_rows={self.max_rows}, memory={self.memory})"
@@ -93,7 +93,7 @@ def _keep_freed_memory() -> None:
     """Let the C library keep the pages of large temporary arrays, once per process.
 
     Evaluating many rows at once makes temporaries of megabytes. glibc hands those back to the system when they are
-    freed, and the next step pays for every page again: that alone cost 1.3 ms of a 4 ms training step. To have freed
+    freed, and the next step pays for every page again, which can cost as much as the evaluation itself. To have freed
     one block just below its limit of 32 MiB teaches glibc to keep such memory; the block itself is never touched.
     """
     torch.empty(32 * 2**20 - 2**16, dtype=torch.uint8)

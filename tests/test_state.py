@@ -1,0 +1,102 @@
+"""Saved, copied and moved without a trace, and no trace where none is wanted."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from bondgrad import BlackBox
+from bondgrad.testing.boxes import Waves
+from tests.helpers import close, gradient, same_state
+
+
+@pytest.mark.parametrize("situation", ["no_grad", "inference_mode", "detached", "eval"])
+def test_one_call_and_no_trace(situation):
+    layer = BlackBox(Waves(3, 2), 3, seed=0)
+    before = copy.deepcopy(layer.state_dict())
+    x = torch.randn(5, 3, requires_grad=situation != "detached")
+    if situation == "eval":
+        layer.eval()
+        y = layer(x)
+    elif situation == "detached":
+        y = layer(x)
+    else:
+        with getattr(torch, situation)():
+            y = layer(x)
+    assert y.shape == (5, 2)
+    assert (layer.stats.calls, layer.stats.evaluations) == (1, 5)
+    assert same_state(layer.state_dict(), before)
+
+
+def test_gradients_in_eval_mode_leave_no_trace():
+    exact = Waves(3, 2)
+    layer = BlackBox(exact, 3, seed=0)
+    x, gy = torch.randn(5, 3), torch.randn(5, 2)
+    gradient(layer, x, gy)
+    before = copy.deepcopy(layer.state_dict())
+    layer.eval()
+    g = gradient(layer, x, gy)
+    assert close(g, exact.vjp(x, gy), 1e-2)
+    assert torch.equal(g, gradient(layer, x, gy))
+    assert same_state(layer.state_dict(), before)
+
+
+def test_a_frozen_read_in_costs_nothing():
+    layer = BlackBox(Waves(3, 2), 3)
+    out = nn.Linear(2, 1)
+    out(layer(torch.randn(5, 3))).sum().backward()
+    assert layer.stats.calls == 1
+
+
+# ---- copies
+
+
+def by_state_dict(layer):
+    file = io.BytesIO()
+    torch.save(layer.state_dict(), file)
+    file.seek(0)
+    other = BlackBox(layer.fn, 3, seed=99)
+    other.load_state_dict(torch.load(file, weights_only=True))
+    return other
+
+
+@pytest.mark.parametrize("copied", [by_state_dict, copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))])
+def test_a_copy_goes_on_bit_for_bit(copied):
+    layer = BlackBox(Waves(3, 2), 3, seed=5)
+    data = torch.randn(6, 5, 3)
+    gy = torch.randn(5, 2)
+    for x in data[:3]:
+        gradient(layer, x, gy)
+    other = copied(layer)
+    for x in data[3:]:
+        assert torch.equal(gradient(layer, x, gy), gradient(other, x, gy))
+
+
+def test_torchs_seed_decides_where_none_is_given():
+    def first_gradient():
+        torch.manual_seed(3)
+        layer = BlackBox(Waves(3, 2), 3)
+        return gradient(layer, torch.ones(5, 3), torch.ones(5, 2))
+
+    assert torch.equal(first_gradient(), first_gradient())
+
+
+def test_a_checkpoint_from_another_device_can_be_loaded():
+    layer = BlackBox(torch.sin, 3, seed=1)
+    state = layer.state_dict()
+    elsewhere = {"cuda:7": torch.zeros(16, dtype=torch.uint8)}
+    layer.load_state_dict(state | {"_extra_state": {"seed": 1, "devices": elsewhere}})
+    gradient(layer, torch.randn(4, 3), torch.ones(4, 3))
+    assert set(layer.state_dict()["_extra_state"]["devices"]) == {"cpu", "cuda:7"}
+
+
+def test_made_on_the_meta_device_and_filled_later():
+    with torch.device("meta"):
+        layer = BlackBox(torch.sin, 3)
+    source = BlackBox(torch.sin, 3, seed=4)
+    layer.to_empty(device="cpu").load_state_dict(source.state_dict())
+    x, gy = torch.randn(4, 3), torch.ones(4, 3)
+    assert torch.equal(gradient(layer, x, gy), gradient(source, x, gy))
