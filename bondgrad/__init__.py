@@ -1,8 +1,9 @@
 """Train neural networks through functions that have no gradient."""
 
 from bondgrad import baselines, estimators, evaluators, policies
+from bondgrad._trace import Stats, Step
 from bondgrad._version import __version__
-from bondgrad.box import BlackBox, Stats, Step
+from bondgrad.box import BlackBox
 from bondgrad.errors import BoxError
 from bondgrad.estimators import Central, Forward, Simultaneous
 from bondgrad.metrics import TensorBoard, sign_accuracy

@@ -1,4 +1,4 @@
-"""The one place where autograd meets estimation."""
+"""Where autograd meets estimation, in plain eager code; `_operators` does the same for compilers and transforms."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,17 +11,16 @@ from bondgrad.errors import BoxError
 Vjp = Callable[..., Tensor]  # (x, y, gy, *context) -> g
 
 
-def attach(rows: Tensor, x: Tensor, y: Tensor, vjp: Vjp, context: tuple[Tensor, ...]) -> Tensor:
-    """A copy of y whose gradient flows to `rows` as vjp(x, y, gy, *context) says.
+def attach(x: Tensor, y: Tensor, vjp: Vjp, context: tuple[Tensor, ...]) -> Tensor:
+    """A copy of y, in the dtype of x, whose gradient flows to x as vjp(x, y, gy, *context) says.
 
     Args:
-        rows: [B, d] in the graph.
-        x: [B, d] the points evaluated for them.
+        x: [B, d] in the graph.
         y: [B, d_out] the box there, computed outside autograd.
         vjp: Called in the backward pass.
         context: Kept for it. Writing into one before the backward pass is an error, as usual.
     """
-    out: Tensor = Bridge.apply(rows, x, y, vjp, *context)  # type: ignore[no-untyped-call]
+    out: Tensor = Bridge.apply(x, y, vjp, *context)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -29,23 +28,21 @@ class Bridge(torch.autograd.Function):
     """See `attach`."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, x: Tensor, y: Tensor, vjp: Vjp, *context: Tensor) -> Tensor:  # noqa: ANN401
+    def forward(ctx: Any, x: Tensor, y: Tensor, vjp: Vjp, *context: Tensor) -> Tensor:  # noqa: ANN401
         """See `attach`."""
-        ctx.save_for_backward(rows, x, y, *context)
+        ctx.save_for_backward(x, y, *context)
         ctx.vjp = vjp
-        return y.to(rows.dtype, copy=True)
+        return y.to(x.dtype, copy=True)
 
     @staticmethod
     def backward(ctx: Any, gy: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         """From gy [B, d_out] to g [B, d]."""
-        rows, x, y, *context = ctx.saved_tensors
+        x, y, *context = ctx.saved_tensors
         if torch.is_grad_enabled():  # create_graph=True
-            with torch.no_grad():
-                g = ctx.vjp(x, y, gy, *context)
-            g = Once.apply(g, rows, gy)  # type: ignore[no-untyped-call]
+            g = Once.apply(ctx.vjp(x.detach(), y, gy.detach(), *context), x, gy)  # type: ignore[no-untyped-call]
         else:
             g = ctx.vjp(x, y, gy, *context)
-        return g, *(None for _ in range(3 + len(context)))
+        return g, *(None for _ in range(2 + len(context)))
 
 
 class Once(torch.autograd.Function):
@@ -59,7 +56,12 @@ class Once(torch.autograd.Function):
     @staticmethod
     def backward(_ctx: Any, *_: Tensor) -> Any:  # noqa: ANN401
         """Refuse."""
-        raise BoxError(
-            "second derivatives through a BlackBox are not estimated: leave out create_graph=True, or keep the terms "
-            "that need them away from the box"
-        )
+        refuse_second_derivative()
+
+
+def refuse_second_derivative(*_: object) -> Any:  # noqa: ANN401
+    """Say so."""
+    raise BoxError(
+        "second derivatives through a BlackBox are not estimated: leave out create_graph=True, or keep the terms that "
+        "need them away from the box"
+    )

@@ -6,3 +6,8 @@ import torch
 def look_is_free(device: torch.device) -> bool:
     """Whether a value on this device can be looked at without waiting for the work queued before it."""
     return device.type == "cpu"
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Whether work on this device is being captured into a graph at the moment, rather than done."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from types import CodeType
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from bondgrad.errors import BoxError
 
 Interface = Literal["torch", "numpy"]
+CPU = torch.device("cpu")
 ANNOTATE = "If it expects numpy arrays, or tensors, annotate its first parameter so (x: np.ndarray, x: torch.Tensor)."
 
 
@@ -29,19 +31,13 @@ class RowFunction:
         self.out_features = out_features  # None until the first answer
         self.interfaces = find_interfaces(fn)  # to be tried in this order; one, once it is known
         self.rounding = 0.0  # of the answers, in their own precision
+        self.dtype = torch.float32  # of the answers, as handed on
         self.calls = 0
         self.evaluations = 0
         self.seconds = 0.0
 
     def __call__(self, points: Tensor, *context: Tensor) -> Tensor:
         """Evaluate points [N, d]. Returns [N, d_out] on the device of points, in memory that may be fn's own."""
-        device = points.device.type
-        if torch.is_autocast_enabled(device):  # half precision would round the differences away
-            with torch.autocast(device, enabled=False):
-                return self(points, *context)
-        if torch.is_grad_enabled():
-            with torch.no_grad():
-                return self(points, *context)
         answer = self._answer(points, context)
         as_expected = (
             type(answer) is Tensor
@@ -52,6 +48,15 @@ class RowFunction:
             and not answer.requires_grad
         )
         return answer if as_expected else self._checked(answer, points)  # type: ignore[return-value]
+
+    def home(self, device: torch.device) -> torch.device:
+        """Where the function works, given that its rows come from `device`: they are best made there."""
+        if self.interfaces == ("numpy",):
+            return CPU
+        if isinstance(self.fn, nn.Module):
+            first = next(itertools.chain(self.fn.parameters(), self.fn.buffers()), None)
+            return device if first is None else first.device
+        return device
 
     def _answer(self, points: Tensor, context: tuple[Tensor, ...]) -> object:
         start = time.perf_counter()
@@ -114,6 +119,7 @@ class RowFunction:
         self.rounding = torch.finfo(answer.dtype).eps if answer.dtype.is_floating_point else 0.0
         if not answer.dtype.is_floating_point or answer.dtype.itemsize < points.dtype.itemsize:
             answer = answer.to(points.dtype)
+        self.dtype = answer.dtype
         return answer.detach().to(points.device)
 
 

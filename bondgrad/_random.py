@@ -39,7 +39,17 @@ class Generators:
 
     def join(self, device: torch.device, fork: torch.Generator) -> None:
         """Go on from where a copy has got to."""
-        self._by_device[device] = fork
+        known = self._by_device.get(device)
+        if known is None or device.type == "cpu":
+            self._by_device[device] = fork
+            self._loaded.pop(str(device), None)
+        elif known is not fork:  # in place, since a captured graph may draw from this very generator
+            known.set_state(fork.get_state())
+
+    @property
+    def generators(self) -> tuple[torch.Generator, ...]:
+        """Those there are by now: a captured graph draws from these very ones."""
+        return tuple(self._by_device.values())
 
     def state(self) -> dict[str, Any]:
         """All there is to save: numbers and tensors only."""

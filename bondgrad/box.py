@@ -1,26 +1,39 @@
 """BlackBox: the layer."""
 
 import functools
-import math
-import warnings
 from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from bondgrad._arguments import Limits, check_input, chosen, context_rows, positive_float, positive_int
+from bondgrad import _operators as operators
+from bondgrad._arguments import (
+    Limits,
+    check_input,
+    check_tangent,
+    chosen,
+    context_rows,
+    positive_float,
+    positive_int,
+)
 from bondgrad._bridge import attach
-from bondgrad._device import look_is_free
+from bondgrad._checkpoint import Answers, in_backward, in_checkpoint
+from bondgrad._device import is_capturing
 from bondgrad._function import RowFunction, describe
-from bondgrad._random import Generators
-from bondgrad.errors import BoxError
-from bondgrad.estimators import Central, Estimator, Forward, Simultaneous, Site
+from bondgrad._gradient import Parts, estimate, normalized
+from bondgrad._precision import arithmetic, autocast_dtype
+from bondgrad._ranks import ALONE, Part, Ranks
+from bondgrad._state import PolicyState
+from bondgrad._trace import Recording, Stats, Step, Trace
+from bondgrad.estimators import Central, Estimator, Forward, Simultaneous
 from bondgrad.evaluators import Evaluator, Local
-from bondgrad.policies import Bond, Policy, Steps
+from bondgrad.policies import Batch, Bond, Policy
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 ESTIMATORS: dict[str, Callable[[], Estimator]] = {
     "central": Central,
@@ -28,37 +41,16 @@ ESTIMATORS: dict[str, Callable[[], Estimator]] = {
     "simultaneous": Simultaneous,
 }
 POLICIES: dict[str, Callable[[], Policy]] = {"bond": Bond}
+UNKNOWN_WIDTH = "a BlackBox must know how wide its answers are: give out_features, or call it once before compiling"
 ULPS = 4  # the least step, in units of the rounding of x
-POLICY = "policy_"  # prefix of the buffers that hold the policy's state
 
 
-class Stats(NamedTuple):
-    """What a box has cost and done so far. Reading it waits for the device."""
+class Circumstances(NamedTuple):
+    """Of a forward pass, for its backward pass."""
 
-    calls: int  # invocations of the function
-    evaluations: int  # rows sent to it
-    failures: int  # perturbed rows that came back non-finite
-    seconds: float  # spent in the function
-    lower: Tensor | None  # [d] the last step's bounds as the policy's formulas gave them, before any cap
-    upper: Tensor | None  # [d]
-    step: Tensor | None  # [d] mean size of the last step's perturbations, before limits
-
-
-class Step(NamedTuple):
-    """What one backward pass saw, for step hooks."""
-
-    x: Tensor  # [B, d] the rows, inside the limits
-    gy: Tensor  # [B, d_out] the loss's gradient at the box's outputs
-    g: Tensor  # [B, d] the estimate, as handed on
-
-
-@dataclass
-class _Trace:
-    """What the layer remembers for people, not for its work."""
-
-    last: Steps | None = None
-    failures: Tensor | int = 0
-    warned: bool = False
+    training: bool
+    autocast: torch.dtype | None  # for a box that does not run in full precision
+    part: Part = ALONE  # of a joint batch
 
 
 class BlackBox(nn.Module):
@@ -87,6 +79,10 @@ class BlackBox(nn.Module):
             or nothing: a zero) for its entry of the gradient and warns once, on an accelerator when `stats` is read;
             "raise" raises `BoxError`.
         eager: Not supported yet, leave False.
+        full_precision: Run the function with autocast, TF32 and other shortcuts of float32 switched off, since they
+            round away the differences that a gradient is made of. False: as it is around the layer.
+        process_group: The processes that train this model together, whose policies are to learn as one. None: those of
+            the DistributedDataParallel around the layer, if there is one; give it with other wrappers, such as FSDP.
         seed: Of the layer's own random numbers. None: drawn from torch's.
 
     Example:
@@ -110,6 +106,8 @@ class BlackBox(nn.Module):
         evaluator: Evaluator | None = None,
         on_failure: str = "degrade",
         eager: bool = False,
+        full_precision: bool = True,
+        process_group: "ProcessGroup | None" = None,
         seed: int | None = None,
     ) -> None:
         super().__init__()
@@ -129,16 +127,16 @@ class BlackBox(nn.Module):
         self.limits = None if limits is None else Limits(limits, self.in_features)
         self.evaluator = Local() if evaluator is None else evaluator
         self.on_failure = on_failure
+        self.full_precision = full_precision
         width = None if out_features is None else positive_int("out_features", out_features)
 
         self.fn = fn.requires_grad_(False).eval() if isinstance(fn, nn.Module) else fn
         self._function = RowFunction(fn, width)
-        self._policy_names = []
-        for name, value in self.policy.init(self.in_features).items():
-            self.register_buffer(POLICY + name, value)
-            self._policy_names.append(name)
-        self._random = Generators(seed)
-        self._trace = _Trace()
+        self.policy_state = PolicyState(self.policy, self.in_features, seed)
+        self._trace = Trace()
+        self._answers = Answers()
+        self._ranks = Ranks(process_group)
+        self._number = operators.register(self)
         self._step_hooks: OrderedDict[int, Callable[[BlackBox, Step], None]] = OrderedDict()
 
     # ---- the layer
@@ -155,25 +153,79 @@ class BlackBox(nn.Module):
             [..., out_features], in the dtype of x.
         """
         check_input(x, self.in_features)
+        check_tangent(x)
         lead = x.shape[:-1]
         contexts = context_rows(context, lead)
         # Differences need at least single precision, whatever the network around the box runs in.
         rows = x.reshape(-1, self.in_features) if x.ndim != 2 else x
         if x.dtype.itemsize < 4:
             rows = rows.float()
-        point = rows.detach()
-        if self.limits is not None:
-            point = point.clamp(*self.limits.like(point))
-        y = self._evaluate_base(point, contexts)
-        if rows.requires_grad and torch.is_grad_enabled():
-            # A copy of y is kept, since the answer may lie in a buffer that the next call fills.
-            out = attach(rows, point, y.clone(), functools.partial(self._vjp, self.training), contexts).to(x.dtype)
+        autocast = None if self.full_precision else autocast_dtype(x)
+        if not operators.needed():
+            y = self._plain(rows, contexts, autocast)
+        elif self.out_features is None:
+            y = self._plain_at_first(rows, contexts, autocast)
         else:
-            out = y.to(x.dtype, copy=True)
+            train = self.training and rows.requires_grad and torch.is_grad_enabled()
+            y, _ = operators.evaluate(rows, list(contexts), self._number, autocast, train)
+        out = y.to(x.dtype)
         return out if x.ndim == 2 else out.reshape(*lead, -1)
 
+    def _plain(self, x: Tensor, context: tuple[Tensor, ...], autocast: torch.dtype | None) -> Tensor:
+        """The box at x [B, d], in eager code."""
+        if not (x.requires_grad and torch.is_grad_enabled()):
+            return self._evaluate(x.detach(), context, autocast, learns=False)[0]
+        y, part = self._evaluate(x.detach(), context, autocast, learns=self.training)
+        how = Circumstances(self.training, autocast, part)
+        return attach(x, y, functools.partial(self._differentiate, how), context)
+
+    @torch.compiler.disable(reason=UNKNOWN_WIDTH)  # type: ignore[untyped-decorator, no-untyped-call]
+    def _plain_at_first(self, x: Tensor, context: tuple[Tensor, ...], autocast: torch.dtype | None) -> Tensor:
+        return self._plain(x, context, autocast)
+
+    def evaluate_rows(
+        self, x: Tensor, context: tuple[Tensor, ...], autocast: torch.dtype | None, train: bool
+    ) -> Tensor:
+        """See `_operators.Layer`."""
+        return self._evaluate(x.detach(), context, autocast, learns=train)[0]
+
+    def differentiate_rows(
+        self, x: Tensor, y: Tensor, gy: Tensor, context: tuple[Tensor, ...], autocast: torch.dtype | None, train: bool
+    ) -> Tensor:
+        """See `_operators.Layer`."""
+        return self._differentiate(Circumstances(train, autocast), x, y.to(self._function.dtype), gy, *context)
+
+    # ---- forward
+
+    def _evaluate(
+        self, x: Tensor, context: tuple[Tensor, ...], autocast: torch.dtype | None, *, learns: bool
+    ) -> tuple[Tensor, Part]:
+        """The box at x [B, d] itself, in memory of its own, and where x stands in a joint batch."""
+        rerun = in_backward()
+        checkpointed = self.training and not is_capturing(x.device) and in_checkpoint()
+        if rerun and checkpointed:
+            known: tuple[Tensor, Part] | None = self._answers.take((x, *context))
+            if known is not None:
+                return known
+        home = self._function.home(x.device)
+        with arithmetic(self.full_precision, home, autocast):
+            y = self._evaluate_base(self._inside(x.to(home)), tuple(c.to(home) for c in context))
+            y = y.to(x.device, copy=True)
+        part = ALONE
+        if (learns or checkpointed) and not rerun and (group := self._ranks.current()) is not None:
+            state = self.policy_state.read(x.device)
+            part, new_state = self._ranks.exchange(group, self.policy, state, self._inside(x))
+            self.policy_state.write(new_state)
+        if checkpointed and not rerun:
+            self._answers.keep((x, *context), (y, part))
+        return y, part
+
+    def _inside(self, x: Tensor) -> Tensor:
+        """The rows, kept to the limits."""
+        return x if self.limits is None else x.clamp(*self.limits.like(x))
+
     def _evaluate_base(self, x: Tensor, context: tuple[Tensor, ...]) -> Tensor:
-        """The box at x [B, d] itself. What a call that fails may have taught about the function is forgotten."""
+        """The box at x [B, d]. What a call that fails may have taught about the function is forgotten."""
         function = self._function
         known = function.out_features, function.interfaces
         try:
@@ -187,92 +239,104 @@ class BlackBox(nn.Module):
             function.out_features, function.interfaces = known
             raise
 
-    def _vjp(self, training: bool, x: Tensor, y: Tensor, gy: Tensor, *context: Tensor) -> Tensor:
-        """The gradient [B, d] at x [B, d]. All changes of state come last, so an exception leaves none."""
+    # ---- backward
+
+    def _differentiate(self, how: Circumstances, x: Tensor, y: Tensor, gy: Tensor, *context: Tensor) -> Tensor:
+        """The gradient [B, d] at x [B, d]."""
+        home = self._function.home(x.device)
+        tensors = (x, y, gy, *context) if home == x.device else tuple(t.to(home) for t in (x, y, gy, *context))
+        with arithmetic(self.full_precision, home, how.autocast):
+            return self._vjp(how, *tensors).to(x.device)
+
+    def _vjp(self, how: Circumstances, x: Tensor, y: Tensor, gy: Tensor, *context: Tensor) -> Tensor:
+        """See `_differentiate`, where the box lives. All changes of state come last, so an exception leaves none."""
+        x = self._inside(x)
         eps = torch.finfo(x.dtype).eps
         noise = max(eps, self._function.rounding) if self.noise is None else self.noise
-        generator = self._random.fork(x.device)
-        buffers: dict[str, Any] = self._buffers
-        state = {name: buffers[POLICY + name] for name in self._policy_names}
-        steps = self.policy.steps(state, x, self.estimator.draws, noise, generator)
+        capturing, random = is_capturing(x.device), self.policy_state.random
+        generator = random.on(x.device) if capturing else random.fork(x.device)
+        state = self.policy_state.read(x.device)
+        ranks, rows, first, sums = how.part
+        batch = Batch(x, generator, rows or len(x), first, None if sums is None else sums.to(x.device))
+        steps = self.policy.steps(state, batch, self.estimator.draws, noise)
         # A step below the rounding of x would vanish in x + step.
         steps = steps._replace(size=torch.add(steps.size, x.abs(), alpha=ULPS * eps))
-        low, high = (None, None) if self.limits is None else self.limits.like(x)
-        site = Site(x, y, gy, torch.copysign(steps.size, steps.sign), low, high)
-        row_bytes = sum(t.itemsize * (t.numel() // len(x)) for t in (x, y, *context))
-        wanted = len(x) * self.estimator.evaluations(self.in_features)
-        failed: list[Tensor] = []
-
-        def evaluate(points: Tensor, rows: slice) -> tuple[Tensor, Tensor | None]:
-            shape = points.shape[:-1]
-            nearby = tuple(c[rows].repeat_interleave(shape[1:].numel(), 0) for c in context)
-            y, ok = self.evaluator.evaluate(self._function, points.view(-1, self.in_features), nearby)
-            # A sum is finite only if all its terms are, which spares the closer look.
-            if ok is not None or not look_is_free(y.device) or not math.isfinite(y.sum()):
-                finite = torch.isfinite(torch.linalg.vector_norm(y, math.inf, dim=1))  # one pass over y
-                ok = (finite if ok is None else finite & ok).view(shape)
-                failed.append(ok.numel() - ok.sum())
-            return y.view(*shape, -1), ok
-
-        def estimate() -> Tensor:
-            failed.clear()
-            return self.estimator.vjp(site, evaluate, self.evaluator.portion(row_bytes, wanted, x.device))
-
-        g = self.evaluator.run(estimate).to(x.dtype)
-        if not look_is_free(x.device) or not math.isfinite(g.sum()):
-            # What could not be estimated is zero; but where the loss's own gradient is not finite neither is ours, as
-            # loss scalers expect.
-            g = g.nan_to_num(0, 0, 0) + (gy * 0).sum(1, keepdim=True)
-        failures = torch.stack(failed).sum() if failed else None
-        if failures is not None:
-            self._report_failures(failures)
-        new_state = self.policy.observe(state, g, steps) if training else state
+        parts = Parts(self._function, self.evaluator, self.estimator, self.limits)
+        g, failures = estimate(parts, steps, x, y, gy, context)
+        # Wrappers average the gradient over the processes, so a row has a share of what it would have alone.
+        summary = self.policy.summarize(g if ranks == 1 else g / ranks, steps)
+        new_state = self.policy.observe(state, summary, len(x)) if ranks == 1 else state
         if self.estimator.normalize_rows:
-            # Scaled to a largest entry of 1 first, lest the squares of the norm over- or underflow.
-            g = g / g.abs().amax(1, keepdim=True).clamp_min(torch.finfo(g.dtype).tiny)
-            g = nn.functional.normalize(g, dim=1)
+            g = normalized(g)
 
-        self._trace.last = steps
         if failures is not None:
-            self._trace.failures = self._trace.failures + failures
-        if training:
-            self._random.join(x.device, generator)
-            for name, value in new_state.items():
-                state[name].copy_(value)
-        for hook in tuple(self._step_hooks.values()):
-            hook(self, Step(x, gy, g))
+            self._trace.add_failures(failures, raises=self.on_failure == "raise")
+        self._trace.last = steps
+        if how.training:
+            random.join(x.device, generator)
+            self.policy_state.write(new_state)
+            if ranks > 1:
+                self._ranks.remember(summary, rows)
+        step = Step(x, gy, g)
+        if capturing:
+            self._trace.captured.append(step)
+        else:
+            self._run_hooks(step)
         return g
 
-    def _report_failures(self, failures: Tensor) -> None:
-        """Raise, or warn once. Where a look at the number is not free, the warning comes when `stats` is read."""
-        if self.on_failure == "raise" and failures > 0:
-            raise BoxError(
-                f"{int(failures)} perturbed rows came back non-finite. Give limits= within which the box answers, or "
-                "on_failure='degrade' to go on without them."
-            )
-        if look_is_free(failures.device):
-            self._warn(int(failures))
+    def _run_hooks(self, step: Step) -> None:
+        for hook in tuple(self._step_hooks.values()):
+            hook(self, step)
 
-    def _warn(self, failures: int) -> None:
-        if failures > 0 and not self._trace.warned:
-            self._trace.warned = True
-            warnings.warn(
-                f"{failures} perturbed rows came back non-finite; their entries of the gradient are degraded. "
-                "box.stats.failures counts them; limits= keeps points inside the range where the box answers.",
-                stacklevel=3,
-            )
+    # ---- several processes, and graphs
+
+    def exchange(self) -> None:
+        """Learn now what all processes of `process_group`, or of DistributedDataParallel, saw in the last step.
+
+        The next forward pass would do so. To be called by all of them, before one saves a `state_dict` that training is
+        to go on from bit for bit.
+        """
+        if self._ranks.last is not None and self.policy_state.names:
+            state = {name: buffer.clone() for name, buffer in self.policy_state.named_buffers()}
+            self.policy_state.write(self._ranks.exchange(self._ranks.last, self.policy, state, None)[1])
+
+    def due(self) -> bool:
+        """Whether the next training step has to run as Python: replaying a captured one would miss something.
+
+        So it is before the function is known, where it or the layer looks at values in every step (numpy,
+        `on_failure="raise"`), and while several processes exchange what they learn.
+        """
+        function = self._function
+        known = function.out_features is not None and function.interfaces == ("torch",)
+        return not known or self.on_failure == "raise" or self._ranks.last is not None
+
+    @property
+    def version(self) -> Hashable:
+        """Changes, in the sense of ==, when a captured step would no longer do what the layer does.
+
+        Policies, estimators and evaluators are known by identity: to change one, assign a new one.
+        """
+        own = (self.training, self.noise, self.full_precision, self.limits, self._function.rounding)
+        parts = (self.policy, self.estimator, self.evaluator, self.evaluator.version)
+        return (*own, *parts, *self.policy_state.random.generators)
+
+    def record(self, graph: "torch.cuda.CUDAGraph") -> Recording:
+        """For `GraphedStep`, before it captures: the graph is told of the random numbers."""
+        for generator in self.policy_state.random.generators:
+            if generator.device.type == "cuda":
+                graph.register_generator_state(generator)
+        return Recording(self._function, self._trace, self._run_hooks)
 
     # ---- seeing what it does
 
     @property
     def stats(self) -> Stats:
         """Counters since construction, and the last step's perturbations. Not part of the state."""
-        function, last, failures = self._function, self._trace.last, int(self._trace.failures)
-        self._warn(failures)
+        function, last = self._function, self._trace.last
         return Stats(
             calls=function.calls,
             evaluations=function.evaluations,
-            failures=failures,
+            failures=self._trace.failures(),
             seconds=function.seconds,
             lower=None if last is None else last.lower.cpu().expand(self.in_features),
             upper=None if last is None else last.upper.cpu(),
@@ -306,28 +370,17 @@ class BlackBox(nn.Module):
             self.fn.eval()
         return self
 
-    def get_extra_state(self) -> dict[str, Any]:
-        """The random numbers, for `state_dict`."""
-        return self._random.state()
-
-    def set_extra_state(self, state: dict[str, Any]) -> None:
-        """The counterpart of `get_extra_state`."""
-        self._random.load(state)
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """After a copy or unpickling, which is another layer."""
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._number = operators.register(self)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "BlackBox":
-        """Moves with the model, but neither the box nor the policy's state goes to half precision with it.
-
-        Differences between outputs would be lost to its rounding, and squares of gradients to its range.
-        """
-        names = [POLICY + name for name in self._policy_names]
-        kept = [self.get_buffer(name) for name in names]
+        """Moves with the model, but the box does not go to half precision with it: differences would be lost."""
 
         def keep_precision(t: Tensor) -> Tensor:
             moved = fn(t)
             return t.to(moved.device) if moved.is_floating_point() and moved.itemsize < 4 and t.itemsize >= 4 else moved
 
         super()._apply(keep_precision, recurse)  # type: ignore[no-untyped-call]
-        for name, buffer in zip(names, kept, strict=True):
-            if not buffer.is_meta:
-                self._buffers[name] = buffer.to(self.get_buffer(name).device)
         return self

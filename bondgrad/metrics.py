@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from bondgrad.box import BlackBox, Step
+    from bondgrad._trace import Step
+    from bondgrad.box import BlackBox
 
 
 def sign_accuracy(g: Tensor, reference: Tensor) -> Tensor:

@@ -203,7 +203,7 @@ def test_rows_are_scaled_to_norm_one_and_the_policy_sees_them_before(estimator):
     norms[3] = 0
     assert torch.allclose(scaled.norm(dim=1), norms)
     assert torch.allclose(scaled * plain.norm(dim=1, keepdim=True), plain, atol=1e-5)
-    assert torch.equal(layers[0].policy_sums, layers[1].policy_sums)
+    assert torch.equal(layers[0].policy_state.sums, layers[1].policy_state.sums)
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-14, 1e25])

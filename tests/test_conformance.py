@@ -137,8 +137,8 @@ def test_directions_not_used_are_caught():
 
 def test_a_seed_not_used_is_caught():
     class Constant(Fixed):
-        def steps(self, state, x, n, noise, generator):
-            steps = super().steps(state, x, n, noise, generator)
+        def steps(self, state, batch, n, noise):
+            steps = super().steps(state, batch, n, noise)
             return steps._replace(sign=torch.ones_like(steps.sign))
 
     with pytest.raises(AssertionError):

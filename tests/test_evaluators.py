@@ -147,7 +147,7 @@ def test_the_state_does_not_depend_on_portions_where_answers_are_of_double_preci
     for x in torch.randn(3, 64, 3):
         a, b = (gradient(layer, x, torch.ones(64, 3)) for layer in layers)
         assert torch.equal(a, b)
-    assert torch.equal(layers[0].policy_sums, layers[1].policy_sums)
+    assert torch.equal(layers[0].policy_state.sums, layers[1].policy_state.sums)
 
 
 @pytest.mark.parametrize(

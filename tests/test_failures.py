@@ -73,13 +73,13 @@ def test_a_gradient_that_is_not_finite_is_handed_on_but_not_remembered(value):
     layer = BlackBox(torch.sin, 2, seed=0)
     x = torch.randn(4, 2)
     gradient(layer, x, torch.ones(4, 2))
-    sums = layer.policy_sums.clone()
+    sums = layer.policy_state.sums.clone()
     gy = torch.ones(4, 2)
     gy[1, 0] = value
     g = gradient(layer, x, gy)
     assert not torch.isfinite(g[1]).any()  # so that a loss scaler sees it
     assert torch.isfinite(g[[0, 2, 3]]).all()
-    assert torch.equal(layer.policy_sums, sums)
+    assert torch.equal(layer.policy_state.sums, sums)
 
 
 @pytest.mark.parametrize("policy", [Bond(), Bond(max_step=math.inf), Bond("error-terms"), Gaussian(0.1)])
@@ -120,7 +120,7 @@ def test_sums_of_large_gradients_do_not_overflow():
     for size in (1.8e19, 9e16):
         for _ in range(50):
             gradient(layer, torch.randn(4, 2), torch.full((4, 2), size))
-        assert torch.isfinite(layer.policy_sums).all()
+        assert torch.isfinite(layer.policy_state.sums).all()
 
 
 @pytest.mark.parametrize("max_step", [math.inf, 1e-3])

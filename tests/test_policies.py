@@ -5,33 +5,38 @@ import math
 import pytest
 import torch
 
-from bondgrad.policies import Bond, Fixed, Gaussian, Optimal
+from bondgrad.policies import Batch, Bond, Fixed, Gaussian, Optimal
 
 B = 1.19e-7
 
 
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
+def drawn(policy, state, x, n=1, noise=B):
+    """The policy's steps for rows x."""
+    return policy.steps(state, Batch(x, torch.Generator().manual_seed(0), len(x)), n, noise)
+
+
+def learnt(policy, state, g, steps):
+    """The state once the policy has seen one more gradient g [B, d]."""
+    return policy.observe(state, policy.summarize(g, steps), len(g))
 
 
 def after(policy, *gradients):
     """The state once the policy has seen these gradients, each [B, d]."""
     state = policy.init(gradients[0].shape[1])
     for g in gradients:
-        steps = policy.steps(state, torch.ones_like(g), 1, B, generator())
-        state = policy.observe(state, g, steps)
+        state = learnt(policy, state, g, drawn(policy, state, torch.ones_like(g)))
     return state
 
 
 def test_fixed_has_one_size_and_random_signs():
-    steps = Fixed(0.5).steps({}, torch.zeros(100, 3), 2, B, generator())
+    steps = drawn(Fixed(0.5), {}, torch.zeros(100, 3), n=2)
     assert steps.size.shape == steps.sign.shape == (2, 100, 3)
     assert (steps.size == 0.5).all()
     assert 0.4 < (steps.sign > 0).float().mean() < 0.6
 
 
 def test_gaussian_has_the_given_deviation():
-    steps = Gaussian(0.2).steps({}, torch.zeros(5000, 3), 1, B, generator())
+    steps = drawn(Gaussian(0.2), {}, torch.zeros(5000, 3))
     z = torch.copysign(steps.size, steps.sign)
     assert abs(z.mean()) < 0.01
     assert math.isclose(z.std(), 0.2, rel_tol=0.02)
@@ -39,7 +44,7 @@ def test_gaussian_has_the_given_deviation():
 
 def test_optimal_balances_truncation_and_noise():
     noise, third = 1e-6, 5.0
-    step = float(Optimal(noise, third).steps({}, torch.zeros(1, 1), 1, B, generator()).size)
+    step = float(drawn(Optimal(noise, third), {}, torch.zeros(1, 1)).size)
 
     def bound(h):
         return third / 6 * h**2 + noise / h
@@ -52,7 +57,7 @@ def test_optimal_balances_truncation_and_noise():
 
 def test_the_first_step_is_normal_and_at_least_the_noise():
     policy = Bond(max_step=math.inf)
-    steps = policy.steps(policy.init(4), torch.ones(20000, 4), 1, B, generator())
+    steps = drawn(policy, policy.init(4), torch.ones(20000, 4))
     z = torch.copysign(steps.size, steps.sign)
     assert steps.size.min() >= B
     assert math.isclose(z.std(), math.sqrt(B), rel_tol=0.02)
@@ -64,7 +69,7 @@ def test_the_first_step_is_normal_and_at_least_the_noise():
 @pytest.mark.parametrize("reduce", ["sum", "mean", "mean-abs"])
 def test_the_moments_are_adams(reduce):
     policy = Bond(reduce=reduce, betas=(0.8, 0.95))
-    gradients = torch.randn(7, 16, 3, generator=generator())
+    gradients = torch.randn(7, 16, 3, generator=torch.Generator().manual_seed(0))
     parameter = torch.zeros(3, requires_grad=True)
     adam = torch.optim.Adam([parameter], betas=(0.8, 0.95))
     for g in gradients:
@@ -92,7 +97,7 @@ def test_the_bounds_of_every_name():
     }
     for name, (low, high) in expected.items():
         policy = Bond(name, reduce="mean", max_step=math.inf)
-        steps = policy.steps(after(policy, g, h), torch.ones(1, 3), 1, B, generator())
+        steps = drawn(policy, after(policy, g, h), torch.ones(1, 3))
         assert torch.allclose(steps.lower, low.expand(3), rtol=1e-5), name
         assert torch.allclose(steps.upper, high, rtol=1e-5), name
 
@@ -104,7 +109,7 @@ def test_the_bounds_with_error_terms():
     step = 3e-4
     state["last"][1] = step
     noise = 1e-9
-    steps = policy.steps(state, torch.ones(1, 3), 1, noise, generator())
+    steps = drawn(policy, state, torch.ones(1, 3), noise=noise)
     m, v = g[0].abs().double(), g[0].double() ** 2  # after one step, and a = |m̂ - g| = 0
     error = v / 6 * step**2 + noise / step
     crossing = (6 * noise / v) ** (1 / 3)
@@ -119,8 +124,8 @@ def test_error_terms_without_a_solution_fall_back_on_the_simple_bounds():
     simple, full = Bond("bond", reduce="mean", max_step=math.inf), Bond("error-terms", reduce="mean", max_step=math.inf)
     state = after(full, g)
     state["last"][1] = 1e-12  # so that b / Δ exceeds every gradient
-    expected = simple.steps(after(simple, g), torch.ones(1, 3), 1, B, generator())
-    got = full.steps(state, torch.ones(1, 3), 1, B, generator())
+    expected = drawn(simple, after(simple, g), torch.ones(1, 3))
+    got = drawn(full, state, torch.ones(1, 3))
     assert torch.equal(got.lower, expected.lower.expand(3))
     assert torch.equal(got.upper, expected.upper)
 
@@ -129,7 +134,7 @@ def test_sizes_lie_between_the_bounds_whichever_is_larger():
     for scale in (1.0, 1e-5):  # with small gradients the lower bound exceeds the upper
         policy = Bond(max_step=math.inf)
         state = after(policy, scale * torch.tensor([[0.5, -0.2, 1.5]]))
-        steps = policy.steps(state, torch.ones(4000, 3), 1, B, generator())
+        steps = drawn(policy, state, torch.ones(4000, 3))
         low, high = torch.minimum(steps.lower, steps.upper), torch.maximum(steps.lower, steps.upper)
         assert bool((steps.lower > steps.upper).all()) == (scale < 1)
         size = steps.size[0]
@@ -143,16 +148,14 @@ def test_steps_stay_within_reason():
     x = torch.tensor([[3.0, 0.0], [4.0, 0.0]])  # root mean squares 3.54 and 0
     best = torch.tensor([math.sqrt(12.5) * math.cbrt(3 * B), math.sqrt(B)])
     policy = Bond()
-    long, short = (
-        policy.steps(after(policy, g * torch.ones(2, 2)), x, 1, B, generator()).size[0] for g in (1e9, 1e-15)
-    )
+    long, short = (drawn(policy, after(policy, g * torch.ones(2, 2)), x).size[0] for g in (1e9, 1e-15))
     assert torch.allclose(long, best.expand(2, 2))
     assert torch.allclose(short, best.expand(2, 2))  # where the lower bound is enormous
     tiny = Bond("adam", eta=1e-30)
-    sizes = tiny.steps(after(tiny, 1e9 * torch.ones(2, 2)), x, 1, B, generator()).size[0]
+    sizes = drawn(tiny, after(tiny, 1e9 * torch.ones(2, 2)), x).size[0]
     assert torch.allclose(sizes, 0.01 * best.expand(2, 2))
     given = Bond(max_step=0.25)
-    assert given.steps(after(given, 1e9 * torch.ones(2, 2)), x, 1, B, generator()).size.max() == 0.25
+    assert drawn(given, after(given, 1e9 * torch.ones(2, 2)), x).size.max() == 0.25
 
 
 @pytest.mark.parametrize("bad", [0.0, math.nan, math.inf, 1e30])
@@ -162,7 +165,7 @@ def test_what_is_zero_or_not_finite_never_enters_the_moments(bad):
     state = after(policy, g)
     worse = g.clone()
     worse[0, 1] = bad
-    new = policy.observe(state, worse, policy.steps(state, g, 1, B, generator()))
+    new = learnt(policy, state, worse, drawn(policy, state, g))
     assert torch.equal(new["sums"][..., 1], state["sums"][..., 1])
     assert not torch.equal(new["sums"][..., 0], state["sums"][..., 0])
     assert torch.isfinite(new["sums"]).all()
@@ -170,8 +173,8 @@ def test_what_is_zero_or_not_finite_never_enters_the_moments(bad):
 
 def test_an_input_not_seen_does_not_disturb_the_others():
     policy = Bond(max_step=math.inf)
-    both = policy.steps(after(policy, torch.tensor([[0.5, 1.5]])), torch.ones(1, 2), 1, B, generator())
-    one = policy.steps(after(policy, torch.tensor([[0.5, 1.5, 0.0]])), torch.ones(1, 3), 1, B, generator())
+    both = drawn(policy, after(policy, torch.tensor([[0.5, 1.5]])), torch.ones(1, 2))
+    one = drawn(policy, after(policy, torch.tensor([[0.5, 1.5, 0.0]])), torch.ones(1, 3))
     assert torch.equal(one.lower, both.lower)
     assert torch.equal(one.upper[:2], both.upper)
     assert one.size[0, 0, 2] >= B
@@ -181,12 +184,12 @@ def test_a_row_of_nan_in_x_does_not_disturb_the_others():
     policy = Bond()
     x = torch.ones(4, 2)
     x[1] = math.nan
-    assert torch.isfinite(policy.steps(after(policy, torch.ones(4, 2)), x, 1, B, generator()).size).all()
+    assert torch.isfinite(drawn(policy, after(policy, torch.ones(4, 2)), x).size).all()
 
 
 def test_observe_returns_a_new_state():
     policy = Bond("error-terms")
     state = policy.init(2)
     copies = {name: value.clone() for name, value in state.items()}
-    policy.observe(state, torch.ones(3, 2), policy.steps(state, torch.ones(3, 2), 1, B, generator()))
+    learnt(policy, state, torch.ones(3, 2), drawn(policy, state, torch.ones(3, 2)))
     assert all(torch.equal(state[name], copies[name]) for name in state)

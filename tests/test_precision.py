@@ -29,9 +29,9 @@ def test_input_of_every_precision(dtype):
 def test_the_policys_state_keeps_its_precision(convert):
     layer = BlackBox(torch.sin, 3)
     gradient(layer, torch.randn(5, 3), torch.randn(5, 3))
-    before = layer.policy_sums.clone()
+    before = layer.policy_state.sums.clone()
     convert(layer)
-    assert torch.equal(layer.policy_sums, before)
+    assert torch.equal(layer.policy_state.sums, before)
     gradient(layer, torch.randn(5, 3), torch.randn(5, 3))
 
 
@@ -81,8 +81,8 @@ def test_the_state_does_not_follow_torchs_default_type(dtype):
         gradient(layer, torch.randn(8, 3, dtype=torch.float32), torch.ones(8, 3, dtype=torch.float32))
     finally:
         torch.set_default_dtype(torch.float32)
-    assert layer.policy_sums.dtype == torch.float32
-    assert torch.allclose(layer.policy_sums[1], torch.ones(2, 3))
+    assert layer.policy_state.sums.dtype == torch.float32
+    assert torch.allclose(layer.policy_state.sums[1], torch.ones(2, 3))
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1e-3, 1.0, 1e3, 1e6])
@@ -115,16 +115,21 @@ def test_where_a_look_is_not_free_the_numbers_are_the_same(estimator, policy, ba
             if bad is not None and step == 2:
                 x[1, 1] = bad
             results.append(gradient(layer, x, gy))
-        return [*results, layer.policy_sums, torch.tensor(layer.stats.failures)]
+        return [*results, layer.policy_state.sums, torch.tensor(layer.stats.failures)]
 
     free = run()
-    monkeypatch.setattr("bondgrad.box.look_is_free", lambda device: False)
-    monkeypatch.setattr("bondgrad.policies._bond.look_is_free", lambda device: False)
+    look_is_costly(monkeypatch)
     assert all(torch.equal(a, b) for a, b in zip(free, run(), strict=True))
 
 
+def look_is_costly(monkeypatch):
+    """As on an accelerator."""
+    for module in ("_gradient", "_trace", "policies._bond"):
+        monkeypatch.setattr(f"bondgrad.{module}.look_is_free", lambda device: False)
+
+
 def test_where_a_look_is_not_free_the_warning_waits_for_stats(monkeypatch):
-    monkeypatch.setattr("bondgrad.box.look_is_free", lambda device: False)
+    look_is_costly(monkeypatch)
     layer = BlackBox(torch.sqrt, 1, policy=Fixed(0.01))
     gradient(layer, torch.tensor([[0.005]]), torch.ones(1, 1))
     with pytest.warns(UserWarning, match="1 perturbed rows came back non-finite"):

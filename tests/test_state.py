@@ -88,9 +88,9 @@ def test_a_checkpoint_from_another_device_can_be_loaded():
     layer = BlackBox(torch.sin, 3, seed=1)
     state = layer.state_dict()
     elsewhere = {"cuda:7": torch.zeros(16, dtype=torch.uint8)}
-    layer.load_state_dict(state | {"_extra_state": {"seed": 1, "devices": elsewhere}})
+    layer.load_state_dict(state | {"policy_state._extra_state": {"seed": 1, "devices": elsewhere}})
     gradient(layer, torch.randn(4, 3), torch.ones(4, 3))
-    assert set(layer.state_dict()["_extra_state"]["devices"]) == {"cpu", "cuda:7"}
+    assert set(layer.state_dict()["policy_state._extra_state"]["devices"]) == {"cpu", "cuda:7"}
 
 
 def test_made_on_the_meta_device_and_filled_later():

@@ -16,6 +16,8 @@ Answer = tuple[Tensor, Tensor | None]  # (y, ok); None: all rows were answered
 class Evaluator(ABC):
     """Decides where and in which portions rows are evaluated."""
 
+    version = 0  # to be raised when portions change
+
     @abstractmethod
     def portion(self, row_bytes: int, wanted: int, device: torch.device) -> int:
         """How many of the `wanted` points of one gradient may exist at a time, `row_bytes` each with their outputs."""

@@ -79,6 +79,7 @@ class Local(Evaluator):
         if self._rows <= 1:
             raise BoxError("out of memory on a single row: the box itself needs more than there is") from error
         self.max_rows = self._rows // 2
+        self.version += 1
         if not self._warned:
             self._warned = True
             warnings.warn(

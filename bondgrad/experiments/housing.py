@@ -7,8 +7,9 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from bondgrad._trace import Step
 from bondgrad.baselines import SPSA
-from bondgrad.box import BlackBox, Step
+from bondgrad.box import BlackBox
 from bondgrad.data import california_housing
 from bondgrad.metrics import exact_vjp, sign_accuracy
 from bondgrad.networks import ffnn

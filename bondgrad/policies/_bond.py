@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bondgrad._arguments import positive_float
 from bondgrad._device import look_is_free
-from bondgrad.policies._policy import Policy, State, Steps, symmetric
+from bondgrad.policies._policy import Batch, Policy, State, Steps
 
 Bounds = Literal["bond", "sqrt6", "error-terms", "adam", "max-v"]
 Reduce = Literal["sum", "mean", "mean-abs"]
@@ -85,8 +85,13 @@ class Bond(Policy):
             state["last"] = torch.zeros(2, in_features, dtype=torch.float32)
         return state
 
-    def steps(self, state: State, x: Tensor, n: int, noise: float, generator: torch.Generator) -> Steps:
+    def measure(self, x: Tensor) -> Tensor:
+        """See `Policy.measure`: the squares, for `_within_reason`."""
+        return x.square().sum(0)
+
+    def steps(self, state: State, batch: Batch, n: int, noise: float) -> Steps:
         """See `Policy.steps`."""
+        x = batch.x
         sums, weights = state["sums"].to(x.dtype).unbind()
         m, v = (sums / weights).unbind()  # [d] each; NaN where nothing was seen
         magnitude = m.abs()
@@ -97,22 +102,23 @@ class Bond(Policy):
             smallest = torch.where(seen, magnitude, math.inf).amin()
             largest = torch.where(seen, magnitude, 0).amax()
         lower, upper = self._bounds(m, v, smallest, largest, state, noise)
-        u = symmetric(x, n, generator)
+        u = batch.uniform(n)
         fraction = u.abs()
         size = torch.lerp(lower, upper, fraction)  # either may be the larger
         if seen is not None:
             # |z| of a normal draw, from the same random number. erfinv(1) is infinite, so 1 is kept out of reach.
             z = torch.erfinv(fraction * (1 - torch.finfo(x.dtype).eps)) * math.sqrt(2 * noise)
             size = torch.where(seen, size, z.clamp(min=noise))
-        return Steps(self._within_reason(size, x, noise), u, lower, upper)
+        return Steps(self._within_reason(size, batch, noise), u, lower, upper)
 
-    def _within_reason(self, size: Tensor, x: Tensor, noise: float) -> Tensor:
+    def _within_reason(self, size: Tensor, batch: Batch, noise: float) -> Tensor:
         """The sizes, kept to what can be right for inputs of the scale of x, or to `max_step`."""
         if self.max_step is not None:
             return size.clamp(max=self.max_step)
         first = math.sqrt(noise)  # the first step's scale, for inputs that are all zero, or not all finite
-        best = torch.linalg.vector_norm(x, dim=0).mul_(math.cbrt(3 * noise) / math.sqrt(len(x)))  # [d]
-        least, most = map(float, best.aminmax()) if look_is_free(x.device) else (0.0, 0.0)
+        norm = torch.linalg.vector_norm(batch.x, dim=0) if batch.sums is None else batch.sums.sqrt()  # [d]
+        best = norm.mul_(math.cbrt(3 * noise) / math.sqrt(batch.rows))
+        least, most = map(float, best.aminmax()) if look_is_free(best.device) else (0.0, 0.0)
         if not 0 < least <= most < math.inf:
             best = best.nan_to_num_(first, first)
             best = torch.where(best > 0, best, first)
@@ -149,20 +155,23 @@ class Bond(Policy):
             upper = torch.where(above > 0, (6 / v * above).sqrt(), upper)
         return lower, upper
 
-    def observe(self, state: State, g: Tensor, steps: Steps) -> State:
+    def summarize(self, g: Tensor, steps: Steps) -> Tensor:
+        """See `Policy.summarize`: [1, d] of gradients, or [2, d] with the squares of the steps."""
+        total = torch.linalg.vector_norm(g, 1, dim=0) if self.reduce == "mean-abs" else g.sum(0)
+        if self.bounds != "error-terms":
+            return total.unsqueeze(0)
+        return torch.stack((total, steps.size.square().mean(0).sum(0)))
+
+    def observe(self, state: State, summary: Tensor, rows: int) -> State:
         """See `Policy.observe`."""
-        if self.reduce == "mean-abs":
-            reduced = torch.linalg.vector_norm(g, 1, dim=0) / len(g)
-        else:
-            reduced = g.sum(0) if self.reduce == "sum" else g.mean(0)
-        reduced = reduced.float()
+        reduced = (summary[0] if self.reduce == "sum" else summary[0] / rows).float()
         square = reduced.square()
-        decay, one = _constants(self.betas, g.shape[1], g.device)
+        decay, one = _constants(self.betas, len(reduced), reduced.device)
         sums = torch.addcmul(torch.stack((reduced, square, one, one)).view(2, 2, -1), state["sums"], decay)
         new = {"sums": sums}
         if "last" in state:
-            new["last"] = torch.stack((reduced, steps.size.square().mean((0, 1)).sqrt().float()))
-        elif look_is_free(g.device):  # and nearly always spares the rest
+            new["last"] = torch.stack((reduced, (summary[1] / rows).sqrt().float()))
+        elif look_is_free(reduced.device):  # and nearly always spares the rest
             least, most = map(float, square.aminmax())
             if least > 0 and most < LARGEST:
                 return new

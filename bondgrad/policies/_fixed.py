@@ -1,10 +1,7 @@
 """A step the user chooses."""
 
-import torch
-from torch import Tensor
-
 from bondgrad._arguments import positive_float
-from bondgrad.policies._policy import Policy, State, Steps, constant_steps
+from bondgrad.policies._policy import Batch, Policy, State, Steps, constant_steps
 
 
 class Fixed(Policy):
@@ -20,6 +17,6 @@ class Fixed(Policy):
     def __repr__(self) -> str:
         return f"Fixed({self.step})"
 
-    def steps(self, state: State, x: Tensor, n: int, noise: float, generator: torch.Generator) -> Steps:
+    def steps(self, state: State, batch: Batch, n: int, noise: float) -> Steps:
         """See `Policy.steps`."""
-        return constant_steps(self.step, x, n, generator)
+        return constant_steps(self.step, batch, n)

@@ -3,10 +3,9 @@
 import math
 
 import torch
-from torch import Tensor
 
 from bondgrad._arguments import positive_float
-from bondgrad.policies._policy import Policy, State, Steps
+from bondgrad.policies._policy import Batch, Policy, State, Steps
 
 
 class Gaussian(Policy):
@@ -22,7 +21,8 @@ class Gaussian(Policy):
     def __repr__(self) -> str:
         return f"Gaussian({self.sigma})"
 
-    def steps(self, state: State, x: Tensor, n: int, noise: float, generator: torch.Generator) -> Steps:
+    def steps(self, state: State, batch: Batch, n: int, noise: float) -> Steps:
         """See `Policy.steps`. The bounds reported are the distribution's, zero and infinity."""
-        z = torch.empty((n, *x.shape), dtype=x.dtype, device=x.device).normal_(0, self.sigma, generator=generator)
-        return Steps(z.abs(), z, x.new_zeros(x.shape[1]), x.new_full((x.shape[1],), math.inf))
+        z = batch.normal(n, self.sigma)
+        zeros = batch.x.new_zeros(batch.x.shape[1])
+        return Steps(z.abs(), z, zeros, torch.full_like(zeros, math.inf))

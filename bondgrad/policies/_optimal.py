@@ -2,11 +2,8 @@
 
 import math
 
-import torch
-from torch import Tensor
-
 from bondgrad._arguments import positive_float
-from bondgrad.policies._policy import Policy, State, Steps, constant_steps
+from bondgrad.policies._policy import Batch, Policy, State, Steps, constant_steps
 
 
 class Optimal(Policy):
@@ -27,6 +24,6 @@ class Optimal(Policy):
     def __repr__(self) -> str:
         return f"Optimal({self.noise}, {self.third_derivative})"
 
-    def steps(self, state: State, x: Tensor, n: int, noise: float, generator: torch.Generator) -> Steps:
+    def steps(self, state: State, batch: Batch, n: int, noise: float) -> Steps:
         """See `Policy.steps`."""
-        return constant_steps(math.cbrt(3 * self.noise / self.third_derivative), x, n, generator)
+        return constant_steps(math.cbrt(3 * self.noise / self.third_derivative), batch, n)

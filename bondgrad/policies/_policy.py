@@ -9,6 +9,34 @@ from torch import Tensor
 State = dict[str, Tensor]
 
 
+class Batch(NamedTuple):
+    """The rows of one step, and the only source of its random numbers.
+
+    Where several processes train one model, the rows are a part of a joint batch. Every process then draws the numbers
+    of all rows and uses those of its own, so that the result does not depend on how many processes there are.
+    """
+
+    x: Tensor  # [B, d] the rows to be moved
+    generator: torch.Generator
+    rows: int  # in the joint batch; B where there is one process
+    first: int = 0  # of them that is ours
+    sums: Tensor | None = None  # [k] `Policy.measure`, summed over the joint batch; None where there is one process
+
+    def uniform(self, n: int) -> Tensor:
+        """`n` draws from [-1, 1) for every entry of x, [n, B, d]: a sign and a fraction in one random number."""
+        return self._ours(self._empty(n).uniform_(-1, 1, generator=self.generator))
+
+    def normal(self, n: int, sigma: float) -> Tensor:
+        """`n` draws from N(0, sigma) for every entry of x, [n, B, d]."""
+        return self._ours(self._empty(n).normal_(0, sigma, generator=self.generator))
+
+    def _empty(self, n: int) -> Tensor:
+        return torch.empty((n, self.rows, self.x.shape[1]), dtype=self.x.dtype, device=self.x.device)
+
+    def _ours(self, drawn: Tensor) -> Tensor:
+        return drawn if self.rows == len(self.x) else drawn[:, self.first : self.first + len(self.x)]
+
+
 class Steps(NamedTuple):
     """The perturbations of one training step, and the bounds they were drawn from."""
 
@@ -24,35 +52,40 @@ class Policy(ABC):
     A policy never keeps state of its own: `init` makes it, `observe` returns a new one, and `BlackBox` holds it in
     buffers, so that it is saved, moved and copied with the model. Only sizes are decided here. Limits, and the rule
     that a step is never lost in the rounding of x, are applied to every policy alike by `BlackBox`.
+
+    What a policy learns from a batch goes through sums over rows (`measure` before a step, `summarize` after it), so
+    that the parts of a joint batch in several processes can be added up.
     """
 
     def init(self, in_features: int) -> State:
         """State before the first step: float32 tensors of fixed shape. Empty for a policy without memory."""
         return {}
 
+    def measure(self, x: Tensor) -> Tensor:
+        """Sums over the rows of x [B, d] that `steps` must know of the whole batch, [k]. None by default."""
+        return x.new_empty(0)
+
     @abstractmethod
-    def steps(self, state: State, x: Tensor, n: int, noise: float, generator: torch.Generator) -> Steps:
+    def steps(self, state: State, batch: Batch, n: int, noise: float) -> Steps:
         """Draw `n` perturbations for every entry of x.
 
         Args:
             state: What `init` or the last `observe` returned.
-            x: [B, d] the rows to be moved.
+            batch: The rows to be moved.
             n: Draws per entry.
             noise: Half-width b of the noise on the box's outputs.
-            generator: The only source of random numbers.
         """
 
-    def observe(self, state: State, g: Tensor, steps: Steps) -> State:
-        """Learn from the gradient g [B, d] that the steps gave. Returns the new state."""
+    def summarize(self, g: Tensor, steps: Steps) -> Tensor:
+        """Sums over the rows of the gradient g [B, d] that the steps gave: what `observe` needs of them, any shape."""
+        return g.new_empty(0)
+
+    def observe(self, state: State, summary: Tensor, rows: int) -> State:
+        """Learn from what `summarize` said of `rows` rows. Returns the new state."""
         return state
 
 
-def constant_steps(size: float, x: Tensor, n: int, generator: torch.Generator) -> Steps:
+def constant_steps(size: float, batch: Batch, n: int) -> Steps:
     """One size for every entry, with a random sign."""
-    sizes = x.new_full((x.shape[1],), size)  # [d]
-    return Steps(sizes.expand(n, *x.shape), symmetric(x, n, generator), sizes, sizes)
-
-
-def symmetric(x: Tensor, n: int, generator: torch.Generator) -> Tensor:
-    """Uniform draws from [-1, 1), [n, B, d]: a sign and a fraction in one random number."""
-    return torch.empty((n, *x.shape), dtype=x.dtype, device=x.device).uniform_(-1, 1, generator=generator)
+    sizes = batch.x.new_full((batch.x.shape[1],), size)  # [d]
+    return Steps(sizes.expand(n, *batch.x.shape), batch.uniform(n), sizes, sizes)

@@ -18,7 +18,7 @@ from torch import Tensor
 from bondgrad.box import BlackBox
 from bondgrad.estimators import Estimator
 from bondgrad.evaluators import Local
-from bondgrad.policies import Policy, State, Steps
+from bondgrad.policies import Batch, Policy, State, Steps
 from bondgrad.testing.boxes import Cubes, ExactBox, Linear, Quadratic, TanhNetwork, Waves
 
 # Largest relative error of a gradient from small steps, by dtype and order of accuracy. In float32 it is rounding that
@@ -180,14 +180,18 @@ class Rescaled(Policy):
         """See `Policy.init`."""
         return self.policy.init(in_features)
 
-    def steps(self, state: State, x: Tensor, n: int, noise: float, generator: torch.Generator) -> Steps:
+    def steps(self, state: State, batch: Batch, n: int, noise: float) -> Steps:
         """See `Policy.steps`."""
-        steps = self.policy.steps(state, x, n, noise, generator)
+        steps = self.policy.steps(state, batch, n, noise)
         return steps._replace(size=steps.size * (self.rms / steps.size.square().mean().sqrt()))
 
-    def observe(self, state: State, g: Tensor, steps: Steps) -> State:
+    def summarize(self, g: Tensor, steps: Steps) -> Tensor:
+        """See `Policy.summarize`."""
+        return self.policy.summarize(g, steps)
+
+    def observe(self, state: State, summary: Tensor, rows: int) -> State:
         """See `Policy.observe`."""
-        return self.policy.observe(state, g, steps)
+        return self.policy.observe(state, summary, rows)
 
 
 def relative_error(g: Tensor, expected: Tensor) -> float:

@@ -1,0 +1,122 @@
+"""The layer as two opaque operators, for `torch.compile` and the transforms of `torch.func`.
+
+A compiler cannot look into the box, and need not: it sees an operator with a gradient, and compiles what is around it.
+Operators take tensors and numbers only, so the layer travels as a number. In plain eager code `_bridge` does the same
+at a quarter of the overhead.
+"""
+
+import itertools
+import weakref
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from bondgrad._bridge import refuse_second_derivative
+from bondgrad.errors import BoxError
+
+
+class Layer(Protocol):
+    """What is asked of the layer."""
+
+    @property
+    def out_features(self) -> int | None:
+        """Width of the answers, if known."""
+
+    def evaluate_rows(
+        self, x: Tensor, context: tuple[Tensor, ...], autocast: torch.dtype | None, train: bool
+    ) -> Tensor:
+        """The box at x [B, d], in memory of its own."""
+
+    def differentiate_rows(
+        self, x: Tensor, y: Tensor, gy: Tensor, context: tuple[Tensor, ...], autocast: torch.dtype | None, train: bool
+    ) -> Tensor:
+        """The gradient [B, d] at x [B, d], y [B, d_out] being the box there."""
+
+
+_layers: "weakref.WeakValueDictionary[int, Layer]" = weakref.WeakValueDictionary()
+_numbers = itertools.count()
+
+
+def register(layer: Layer) -> int:
+    """A number for the layer, while it lives."""
+    number = next(_numbers)
+    _layers[number] = layer
+    return number
+
+
+def needed() -> bool:
+    """Whether a compiler or a transform is looking."""
+    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+
+
+# CUDA graphs that a compiler makes must leave the box alone: it may be anything.
+TAGS = (torch.Tag.cudagraph_unsafe, torch.Tag.nondeterministic_seeded)
+
+
+@torch.library.custom_op("bondgrad::evaluate", mutates_args=(), tags=TAGS)
+def evaluate(
+    x: Tensor, context: list[Tensor], layer: int, autocast: torch.dtype | None, train: bool
+) -> tuple[Tensor, Tensor]:
+    """The box at x [B, d]: in the dtype of x, and as the box answered (no dtype has more digits than this one)."""
+    y = _layers[layer].evaluate_rows(x, tuple(context), autocast, train)
+    return y.to(x.dtype, copy=True), y.double()
+
+
+@torch.library.custom_op("bondgrad::differentiate", mutates_args=(), tags=TAGS)
+def differentiate(
+    x: Tensor, y: Tensor, gy: Tensor, context: list[Tensor], layer: int, autocast: torch.dtype | None, train: bool
+) -> Tensor:
+    """The gradient [B, d] at x [B, d], for gy [B, d_out]."""
+    return _layers[layer].differentiate_rows(x, y, gy, tuple(context), autocast, train).contiguous()
+
+
+@evaluate.register_fake
+def _(x: Tensor, _context: list[Tensor], layer: int, *_: object) -> tuple[Tensor, Tensor]:
+    width = _layers[layer].out_features
+    if width is None:
+        raise BoxError("to compile a BlackBox, say how wide its answers are: BlackBox(fn, in_features, out_features)")
+    y = x.new_empty(len(x), width)
+    return y, y.double()
+
+
+@differentiate.register_fake
+def _(x: Tensor, *_: object) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:  # noqa: ANN401
+    x, context, *ctx.how = inputs
+    ctx.save_for_backward(x, output[1], *context)
+    ctx.set_materialize_grads(False)
+
+
+def _evaluate_backward(ctx: Any, gy: Tensor, _: Tensor | None) -> tuple[Any, ...]:  # noqa: ANN401
+    x, y, *context = ctx.saved_tensors
+    return differentiate(x, y, gy, context, *ctx.how), [None] * len(context), None, None, None
+
+
+evaluate.register_autograd(_evaluate_backward, setup_context=_keep)
+differentiate.register_autograd(refuse_second_derivative)
+
+
+@evaluate.register_vmap
+def _(info: Any, dims: tuple[Any, ...], x: Tensor, context: list[Tensor], *how: Any) -> Any:  # noqa: ANN401
+    """Whatever is mapped over is more rows."""
+    size = info.batch_size
+    rows = [_rows(t, dim, size) for t, dim in zip([x, *context], [dims[0], *dims[1]], strict=True)]
+    y, exact = evaluate(rows[0], rows[1:], *how)
+    return (y.unflatten(0, (size, -1)), exact.unflatten(0, (size, -1))), (0, 0)
+
+
+@differentiate.register_vmap
+def _(info: Any, dims: tuple[Any, ...], x: Tensor, y: Tensor, gy: Tensor, context: list[Tensor], *how: Any) -> Any:  # noqa: ANN401
+    size = info.batch_size
+    rows = [_rows(t, dim, size) for t, dim in zip([x, y, gy, *context], [*dims[:3], *dims[3]], strict=True)]
+    return differentiate(*rows[:3], rows[3:], *how).unflatten(0, (size, -1)), 0
+
+
+def _rows(t: Tensor, dim: int | None, size: int) -> Tensor:
+    """The tensor [rows, ...], mapped `size` times over its dimension `dim`, as [size * rows, ...]."""
+    mapped = t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
+    return mapped.flatten(0, 1)

@@ -1,0 +1,110 @@
+"""The arithmetic that the box runs in: by default full single precision, whatever is allowed around it."""
+
+import contextlib
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+IEEE = ("ieee", "none")  # settings under which float32 is float32; "none" says nothing, and that is the default
+
+
+def autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """The half precision that autocast brings at this moment to the device of x; None: autocast is off."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+
+def arithmetic(full: bool, device: torch.device, autocast: torch.dtype | None) -> AbstractContextManager[None]:
+    """Without gradients, and in full single precision; or with autocast as given and TF32 as it is."""
+    kind = device.type
+    changes: list[AbstractContextManager[Any]] = []
+    if torch.is_grad_enabled():
+        changes.append(torch.no_grad())
+    if not full and autocast is not None:
+        changes.append(torch.autocast(kind, dtype=autocast))
+    elif torch.is_autocast_enabled(kind):
+        changes.append(torch.autocast(kind, enabled=False))
+    if full and any(setting.reduced() for setting in SETTINGS):
+        changes.append(_full_float32)
+    return all_of(changes) if changes else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def all_of(managers: Iterable[AbstractContextManager[Any]]) -> Iterator[None]:
+    """Inside all of them."""
+    with contextlib.ExitStack() as stack:
+        for manager in managers:
+            stack.enter_context(manager)
+        yield
+
+
+class Setting:
+    """Whether one kind of operation may round float32 to less: TF32 on GPUs, also bf16 on CPUs."""
+
+    def __init__(self, backend: object, kind: str) -> None:
+        self.parent, self.own = backend, getattr(backend, kind)
+
+    def reduced(self) -> bool:
+        """Whether it may now."""
+        return self.own.fp32_precision not in IEEE
+
+    def save(self) -> str:
+        """What `restore` needs. A value that comes from the backend's own setting is to be inherited again."""
+        now: str = self.own.fp32_precision
+        return "none" if now == getattr(self.parent, "fp32_precision", None) else now
+
+    def restore(self, value: str) -> None:
+        """The counterpart of `save`."""
+        self.own.fp32_precision = value
+
+
+class _FullFloat32:
+    """No TF32, nor bf16, for float32. The settings belong to the process: the first in saves, the last out restores."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._before = contextlib.ExitStack()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._inside == 0:
+                self._switch_off()
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                self._before.close()
+
+    def _switch_off(self) -> None:
+        for setting in SETTINGS:
+            self._before.callback(setting.restore, setting.save())
+        # The older interfaces as well: torch refuses to answer through them where the two disagree. On the way back
+        # they come first, since they write to the settings above.
+        with contextlib.suppress(RuntimeError):  # they disagreed before
+            self._before.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+            torch.set_float32_matmul_precision("highest")
+        with contextlib.suppress(RuntimeError):
+            self._before.callback(setattr, torch.backends.cudnn, "allow_tf32", torch.backends.cudnn.allow_tf32)
+            torch.backends.cudnn.allow_tf32 = False
+        for setting in SETTINGS:
+            setting.restore("ieee")
+
+
+def _settings() -> list[Setting]:
+    kinds = ("matmul", "conv", "rnn")
+    found = [Setting(torch.backends.mkldnn, kind) for kind in kinds]
+    if torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
+        found += [Setting(torch.backends.cudnn, kind) for kind in ("conv", "rnn")]
+        found.append(Setting(torch.backends.cuda, "matmul"))
+    return found
+
+
+SETTINGS = _settings()
+_full_float32 = _FullFloat32()

@@ -1,0 +1,53 @@
+"""What a layer carries from step to step."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bondgrad._random import Generators
+from bondgrad.policies import Policy, State
+
+
+class PolicyState(nn.Module):
+    """A policy's state in buffers, and the random numbers: saved, moved and copied with the model.
+
+    It never goes to half precision with it: squares of gradients would be lost to its range.
+    """
+
+    def __init__(self, policy: Policy, in_features: int, seed: int | None) -> None:
+        super().__init__()
+        self.names = []
+        for name, value in policy.init(in_features).items():
+            self.register_buffer(name, value)
+            self.names.append(name)
+        self.random = Generators(seed)
+
+    def read(self, device: torch.device) -> State:
+        """The state, where it is needed."""
+        buffers: dict[str, Any] = self._buffers
+        return {name: buffers[name].to(device) for name in self.names}
+
+    def write(self, state: State) -> None:
+        """Keep a new state: in place, since a captured graph may use these very buffers."""
+        buffers: dict[str, Any] = self._buffers
+        for name, value in state.items():
+            if value is not buffers[name]:
+                buffers[name].copy_(value)
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """The random numbers, for `state_dict`."""
+        return self.random.state()
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """The counterpart of `get_extra_state`."""
+        self.random.load(state)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "PolicyState":
+        kept = {name: self.get_buffer(name) for name in self.names}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, buffer in kept.items():
+            if not buffer.is_meta:
+                self._buffers[name] = buffer.to(self.get_buffer(name).device)
+        return self

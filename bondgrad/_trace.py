@@ -1,0 +1,102 @@
+"""What the layer remembers for people, not for its work."""
+
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bondgrad._device import look_is_free
+from bondgrad.errors import BoxError
+from bondgrad.policies import Steps
+
+if TYPE_CHECKING:
+    from bondgrad._function import RowFunction
+
+
+class Stats(NamedTuple):
+    """What a box has cost and done so far. Reading it waits for the device."""
+
+    calls: int  # invocations of the function
+    evaluations: int  # rows sent to it
+    failures: int  # perturbed rows that came back non-finite
+    seconds: float  # spent in the function; of one that works on an accelerator, until its work was queued
+    lower: Tensor | None  # [d] the last step's bounds as the policy's formulas gave them, before any cap
+    upper: Tensor | None  # [d]
+    step: Tensor | None  # [d] mean size of the last step's perturbations, before limits
+
+
+class Step(NamedTuple):
+    """What one backward pass saw, for step hooks."""
+
+    x: Tensor  # [B, d] the rows, inside the limits
+    gy: Tensor  # [B, d_out] the loss's gradient at the box's outputs
+    g: Tensor  # [B, d] the estimate, as handed on
+
+
+class Trace:
+    """The last step, and the failures so far."""
+
+    def __init__(self) -> None:
+        self.last: Steps | None = None
+        self.captured: list[Step] = []  # by the graph that is being captured
+        self._failures: dict[torch.device, Tensor] = {}  # counted where they happen, lest anything waits
+        self._warned = False
+
+    def add_failures(self, count: Tensor, raises: bool) -> None:
+        """Count; raise, or warn once. Where a look at the number is not free, the warning comes when it is read."""
+        if raises and count > 0:
+            raise BoxError(
+                f"{int(count)} perturbed rows came back non-finite. Give limits= within which the box answers, or "
+                "on_failure='degrade' to go on without them."
+            )
+        if count.device not in self._failures:
+            self._failures[count.device] = torch.zeros_like(count)
+        self._failures[count.device] += count  # in place, so that a captured graph counts too
+        if look_is_free(count.device):
+            self._warn(int(count))
+
+    def failures(self) -> int:
+        """How many there were."""
+        total = sum(int(count) for count in self._failures.values())
+        self._warn(total)
+        return total
+
+    def _warn(self, failures: int) -> None:
+        if failures > 0 and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{failures} perturbed rows came back non-finite; their entries of the gradient are degraded. "
+                "box.stats.failures counts them; limits= keeps points inside the range where the box answers.",
+                stacklevel=4,
+            )
+
+
+class Recording:
+    """What a captured step leaves in the counters and for hooks, to be left again by every replay.
+
+    Made before the capture; `stop` comes after it.
+    """
+
+    def __init__(self, function: "RowFunction", trace: Trace, run_hooks: Callable[[Step], None]) -> None:
+        self.function, self.trace, self.run_hooks = function, trace, run_hooks
+        self.calls, self.evaluations = function.calls, function.evaluations
+        self.last: Steps | None = None
+        self.steps: list[Step] = []
+        trace.captured = []
+
+    def stop(self) -> None:
+        """The step is captured: it counts from its first replay on."""
+        self.calls, self.evaluations = self.function.calls - self.calls, self.function.evaluations - self.evaluations
+        self.function.calls -= self.calls
+        self.function.evaluations -= self.evaluations
+        self.last, self.steps, self.trace.captured = self.trace.last, self.trace.captured, []
+
+    def replayed(self) -> None:
+        """Leave it. Hooks get copies, since the next replay overwrites what they may keep."""
+        self.function.calls += self.calls
+        self.function.evaluations += self.evaluations
+        self.trace.last = self.last
+        for step in self.steps:
+            self.run_hooks(Step(*(t.clone() for t in step)))
