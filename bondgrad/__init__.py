@@ -6,6 +6,7 @@ from bondgrad._version import __version__
 from bondgrad.box import BlackBox
 from bondgrad.errors import BoxError
 from bondgrad.estimators import Central, Forward, Simultaneous
+from bondgrad.graphs import GraphedStep
 from bondgrad.metrics import TensorBoard, sign_accuracy
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "BoxError",
     "Central",
     "Forward",
+    "GraphedStep",
     "Simultaneous",
     "Stats",
     "Step",

@@ -8,9 +8,6 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
-
-from bondgrad.errors import BoxError
 
 T = TypeVar("T")
 
@@ -69,17 +66,6 @@ def check_input(x: Tensor, in_features: int) -> None:
         raise ValueError(f"x must have shape [..., in_features={in_features}], got {list(x.shape)}")
     if x.numel() == 0:
         raise ValueError(f"x is an empty batch, shape {list(x.shape)}: skip it, or give it at least one row")
-
-
-def check_tangent(x: Tensor) -> None:
-    """Refuse forward-mode differentiation, which would otherwise lose its tangent without a word."""
-    if forward_ad._current_level < 0:  # spares a call
-        return
-    if forward_ad.unpack_dual(x).tangent is not None:  # type: ignore[no-untyped-call]
-        raise BoxError(
-            "forward-mode derivatives (torch.func.jvp, jacfwd) do not pass through a BlackBox: use torch.func.vjp, "
-            "jacrev, or backward()"
-        )
 
 
 def context_rows(context: tuple[Tensor, ...], lead: torch.Size) -> tuple[Tensor, ...]:

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from bondgrad.errors import BoxError
 
@@ -35,6 +36,11 @@ class Bridge(torch.autograd.Function):
         return y.to(x.dtype, copy=True)
 
     @staticmethod
+    def jvp(_ctx: Any, *_: Any) -> Any:  # noqa: ANN401
+        """Refuse."""
+        refuse_forward_mode()
+
+    @staticmethod
     def backward(ctx: Any, gy: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         """From gy [B, d_out] to g [B, d]."""
         x, y, *context = ctx.saved_tensors
@@ -45,23 +51,38 @@ class Bridge(torch.autograd.Function):
         return g, *(None for _ in range(2 + len(context)))
 
 
+def check_tangent(x: Tensor) -> None:
+    """Refuse an x with a tangent, which would otherwise be lost without a word where no gradient is wanted."""
+    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:  # type: ignore[no-untyped-call]
+        refuse_forward_mode()
+
+
+def refuse_forward_mode() -> None:
+    """Say what to do instead."""
+    raise BoxError(
+        "forward-mode derivatives (torch.func.jvp, jacfwd, hessian) do not pass through a BlackBox: use vjp, jacrev or "
+        "backward() instead"
+    )
+
+
 class Once(torch.autograd.Function):
     """Stands where a second derivative would have to pass, and refuses it."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(_ctx: Any, g: Tensor, *_: Tensor) -> Tensor:  # noqa: ANN401
-        """G depends on the other arguments in a way that is not known."""
+    def forward(g: Tensor, *_: Tensor) -> Tensor:
+        """A copy of g, which depends on the other arguments in a way that is not known."""
         return g.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ANN401
+        """Nothing to keep."""
 
     @staticmethod
     def backward(_ctx: Any, *_: Tensor) -> Any:  # noqa: ANN401
         """Refuse."""
-        refuse_second_derivative()
-
-
-def refuse_second_derivative(*_: object) -> Any:  # noqa: ANN401
-    """Say so."""
-    raise BoxError(
-        "second derivatives through a BlackBox are not estimated: leave out create_graph=True, or keep the terms that "
-        "need them away from the box"
-    )
+        raise BoxError(
+            "second derivatives through a BlackBox are not estimated: leave out create_graph=True, or keep the terms "
+            "that need them away from the box"
+        )

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from bondgrad._bridge import refuse_second_derivative
+from bondgrad._bridge import Once, refuse_forward_mode
 from bondgrad.errors import BoxError
 
 
@@ -85,21 +85,6 @@ def _(x: Tensor, *_: object) -> Tensor:
     return x.new_empty(x.shape)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:  # noqa: ANN401
-    x, context, *ctx.how = inputs
-    ctx.save_for_backward(x, output[1], *context)
-    ctx.set_materialize_grads(False)
-
-
-def _evaluate_backward(ctx: Any, gy: Tensor, _: Tensor | None) -> tuple[Any, ...]:  # noqa: ANN401
-    x, y, *context = ctx.saved_tensors
-    return differentiate(x, y, gy, context, *ctx.how), [None] * len(context), None, None, None
-
-
-evaluate.register_autograd(_evaluate_backward, setup_context=_keep)
-differentiate.register_autograd(refuse_second_derivative)
-
-
 @evaluate.register_vmap
 def _(info: Any, dims: tuple[Any, ...], x: Tensor, context: list[Tensor], *how: Any) -> Any:  # noqa: ANN401
     """Whatever is mapped over is more rows."""
@@ -120,3 +105,52 @@ def _rows(t: Tensor, dim: int | None, size: int) -> Tensor:
     """The tensor [rows, ...], mapped `size` times over its dimension `dim`, as [size * rows, ...]."""
     mapped = t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
     return mapped.flatten(0, 1)
+
+
+class Opaque(torch.autograd.Function):
+    """The two operators as a function and its gradient."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        x: Tensor, layer: int, autocast: torch.dtype | None, train: bool, *context: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """See `evaluate`."""
+        y, exact = evaluate(x, list(context), layer, autocast, train)
+        return y, exact
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:  # noqa: ANN401
+        """Keep what the gradient needs."""
+        x, ctx.layer, ctx.autocast, ctx.train, *context = inputs
+        ctx.save_for_backward(x, output[1], *context)
+        ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, gy: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        """See `differentiate`."""
+        x, y, *context = ctx.saved_tensors
+        g = differentiate(x.detach(), y, gy.detach(), context, ctx.layer, ctx.autocast, ctx.train)
+        if not torch.compiler.is_compiling():  # compiled code refuses second derivatives itself
+            g = Once.apply(g, x, gy)  # type: ignore[no-untyped-call]
+        return g, *(None for _ in range(3 + len(context)))
+
+
+class Transformed(Opaque):
+    """For the transforms, some of which work in forward mode. A compiler takes no function that has a `jvp`."""
+
+    @staticmethod
+    def jvp(_ctx: Any, *_: Any) -> Any:  # noqa: ANN401
+        """Refuse."""
+        refuse_forward_mode()
+
+
+def attach(x: Tensor, layer: int, autocast: torch.dtype | None, train: bool, context: tuple[Tensor, ...]) -> Tensor:
+    """The box at x [B, d], as an operator with a gradient."""
+    if torch.compiler.is_compiling() and not (x.requires_grad and torch.is_grad_enabled()):
+        y: Tensor = evaluate(x, list(context), layer, autocast, False)[0]  # the compiler cannot follow `Opaque` there
+        return y
+    function = Opaque if torch.compiler.is_compiling() else Transformed
+    out, _ = function.apply(x, layer, autocast, train, *context)  # type: ignore[no-untyped-call]
+    return out  # type: ignore[no-any-return]

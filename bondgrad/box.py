@@ -10,16 +10,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from bondgrad import _operators as operators
-from bondgrad._arguments import (
-    Limits,
-    check_input,
-    check_tangent,
-    chosen,
-    context_rows,
-    positive_float,
-    positive_int,
-)
-from bondgrad._bridge import attach
+from bondgrad._arguments import Limits, check_input, chosen, context_rows, positive_float, positive_int
+from bondgrad._bridge import attach, check_tangent
 from bondgrad._checkpoint import Answers, in_backward, in_checkpoint
 from bondgrad._device import is_capturing
 from bondgrad._function import RowFunction, describe
@@ -163,11 +155,10 @@ class BlackBox(nn.Module):
         autocast = None if self.full_precision else autocast_dtype(x)
         if not operators.needed():
             y = self._plain(rows, contexts, autocast)
-        elif self.out_features is None:
+        elif torch.compiler.is_compiling() and self.out_features is None:
             y = self._plain_at_first(rows, contexts, autocast)
         else:
-            train = self.training and rows.requires_grad and torch.is_grad_enabled()
-            y, _ = operators.evaluate(rows, list(contexts), self._number, autocast, train)
+            y = operators.attach(rows, self._number, autocast, self.training, contexts)
         out = y.to(x.dtype)
         return out if x.ndim == 2 else out.reshape(*lead, -1)
 
@@ -217,7 +208,7 @@ class BlackBox(nn.Module):
             part, new_state = self._ranks.exchange(group, self.policy, state, self._inside(x))
             self.policy_state.write(new_state)
         if checkpointed and not rerun:
-            self._answers.keep((x, *context), (y, part))
+            self._answers.keep((x, *context), (y.clone(), part))  # y itself goes to the user
         return y, part
 
     def _inside(self, x: Tensor) -> Tensor:

@@ -1,6 +1,10 @@
 """What many tests need."""
 
+import pytest
 import torch
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+on_each_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
 
 
 def gradient(layer, x, gy, *context):

@@ -1,0 +1,132 @@
+"""torch.compile: the box is an opaque operator, and what is around it compiles."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from bondgrad import BlackBox, Central, Forward, Simultaneous
+from bondgrad.networks import ffnn
+from tests.helpers import needs_cuda, on_each_device, same_state
+
+# The compiler itself uses what it calls deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def in_float64(x: np.ndarray):
+    return np.sin(2 * x.astype(np.float64))
+
+
+def train(model, step, device):
+    torch.manual_seed(1)
+    for x in torch.randn(3, 8, 3):
+        model.zero_grad()
+        step(x.to(device)).square().mean().backward()
+    return [p.grad for p in model.parameters() if p.requires_grad]
+
+
+@on_each_device
+@pytest.mark.parametrize("estimator", [Central(), Forward(), Simultaneous(2)], ids=repr)
+@pytest.mark.parametrize("fn", [ffnn([4, 16, 4]), in_float64], ids=["module", "numpy"])
+def test_the_same_gradients_and_state_in_one_graph(device, fn, estimator):
+    torch.manual_seed(0)
+    eager = nn.Sequential(nn.Linear(3, 4), BlackBox(fn, 4, 4, estimator=estimator, seed=0), nn.Linear(4, 1)).to(device)
+    model = copy.deepcopy(eager)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")  # which leaves arithmetic as it is
+    expected, got = train(eager, eager, device), train(model, compiled, device)
+    assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+    assert same_state(model.state_dict(), eager.state_dict())
+    assert model[1].stats[:2] == eager[1].stats[:2]
+
+
+@on_each_device
+def test_with_the_default_compiler(device):
+    torch.manual_seed(0)
+    eager = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), BlackBox(ffnn([4, 16, 4]), 4, 4, seed=0), nn.Linear(4, 1))
+    eager = eager.to(device)
+    model = copy.deepcopy(eager)
+    expected, got = train(eager, eager, device), train(model, torch.compile(model, fullgraph=True), device)
+    assert all(torch.allclose(a, b, rtol=1e-3, atol=1e-6) for a, b in zip(got, expected, strict=True))
+
+
+@needs_cuda
+@pytest.mark.parametrize("fn", [ffnn([4, 16, 4]), in_float64], ids=["module", "numpy"])
+def test_the_compilers_own_cuda_graphs_leave_the_box_alone(fn):
+    torch.manual_seed(0)
+    eager = nn.Sequential(nn.Linear(3, 4), BlackBox(fn, 4, 4, seed=0), nn.Linear(4, 1)).cuda()
+    model = copy.deepcopy(eager)
+    compiled = torch.compile(model, fullgraph=True, mode="reduce-overhead")
+    expected, got = train(eager, eager, "cuda"), train(model, compiled, "cuda")
+    assert all(torch.allclose(a, b, rtol=1e-3, atol=1e-6) for a, b in zip(got, expected, strict=True))
+    assert model[1].stats[:2] == eager[1].stats[:2]
+
+
+def test_limits_leading_shape_and_context():
+    torch.manual_seed(0)
+    eager = BlackBox(lambda x, c: x.sin() * c, 3, 3, limits=(-1, 1), seed=0)
+    model = copy.deepcopy(eager)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    x, c = torch.randn(2, 5, 3, requires_grad=True), torch.randn(2, 5, 1)
+    expected, got = (torch.autograd.grad(layer(x, c).sum(), x)[0] for layer in (eager, compiled))
+    assert torch.equal(got, expected)
+
+
+def test_without_a_gradient_it_is_one_call():
+    model = nn.Sequential(nn.Linear(3, 4), BlackBox(torch.sin, 4, 4))
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    before = copy.deepcopy(model.state_dict())
+    with torch.no_grad():
+        compiled(torch.randn(8, 3))
+    assert model[1].stats[:2] == (1, 8)
+    assert same_state(model.state_dict(), before)
+
+
+def test_eval_mode_leaves_no_trace():
+    model = nn.Sequential(nn.Linear(3, 4), BlackBox(torch.sin, 4, 4, seed=0)).eval()
+    before = copy.deepcopy(model.state_dict())
+    torch.compile(model, fullgraph=True, backend="aot_eager")(torch.randn(8, 3)).sum().backward()
+    assert model[0].weight.grad.abs().min() > 0
+    assert same_state(model.state_dict(), before)
+
+
+def test_a_width_not_told_costs_a_break_until_it_is_known():
+    model = nn.Sequential(nn.Linear(3, 4), BlackBox(torch.sin, 4), nn.Linear(4, 1))
+    compiled = torch.compile(model, backend="aot_eager")
+    for _ in range(3):
+        compiled(torch.randn(8, 3)).sum().backward()
+    assert model[1].stats.calls == 3 * 2
+
+    def whole(x):
+        return BlackBox(torch.sin, 3)(x) if x is None else unknown(x)
+
+    unknown = BlackBox(torch.sin, 3)
+    with pytest.raises(Exception, match="give out_features, or call it once"):
+        torch.compile(whole, fullgraph=True, backend="aot_eager")(torch.randn(8, 3, requires_grad=True))
+
+
+def test_two_boxes_and_a_copy_are_told_apart():
+    torch.manual_seed(0)
+    model = nn.Sequential(BlackBox(torch.sin, 3, 3, seed=0), BlackBox(torch.exp, 3, 3, seed=1))
+    both = [model, copy.deepcopy(model)]
+    x = torch.randn(4, 3)
+    for one in both:
+        assert torch.allclose(torch.compile(one, fullgraph=True, backend="aot_eager")(x), x.sin().exp())
+    assert [box.stats.calls for one in both for box in one] == [1, 1, 1, 1]
+
+
+def test_the_operators_hold_to_torchs_rules():
+    box = BlackBox(torch.sin, 3, 3)
+    x, gy = torch.randn(4, 3), torch.randn(4, 3)
+    checks = ("test_schema", "test_faketensor")  # gradients are attached around the operators
+    torch.library.opcheck(torch.ops.bondgrad.evaluate, (x, [], box._number, None, True), test_utils=checks)
+    arguments = (x, box(x).double(), gy, [], box._number, None, False)
+    torch.library.opcheck(torch.ops.bondgrad.differentiate, arguments, test_utils=checks)
