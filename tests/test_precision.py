@@ -1,16 +1,18 @@
 """Dtypes, autocast, rounding, scales, and devices where a look is not free."""
 
+import threading
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from bondgrad import BlackBox, Central, Forward, Simultaneous, sign_accuracy
+from bondgrad import BlackBox, BoxError, Central, Forward, Simultaneous, sign_accuracy
 from bondgrad.metrics import exact_vjp
 from bondgrad.networks import ffnn
 from bondgrad.policies import Bond, Fixed
 from bondgrad.testing.boxes import TanhNetwork, Waves
-from tests.helpers import close, gradient
+from tests.helpers import close, gradient, needs_cuda, on_each_device
 
 ESTIMATORS = {"central": Central, "forward": Forward, "simultaneous": lambda: Simultaneous(512)}
 
@@ -140,3 +142,120 @@ def test_a_step_is_never_lost_in_rounding():
     layer = BlackBox(lambda x: 2 * x, 2, policy=Fixed(1e-12))
     x = torch.tensor([[1e6, 3.0]])
     assert torch.equal(gradient(layer, x, torch.ones(1, 2)), torch.tensor([[2.0, 2.0]]))
+
+
+# ---- TF32 and the like, and autocast if it is wanted
+
+
+def settings():
+    own = [torch.backends.mkldnn.matmul, torch.backends.mkldnn.conv, torch.backends.cuda.matmul]
+    own += [torch.backends.cudnn.conv, torch.backends.cudnn.rnn]
+    return [setting.fp32_precision for setting in own], torch.get_float32_matmul_precision()
+
+
+@pytest.fixture
+def matmul_precision():
+    """Torch's setting, put back in the end."""
+    before = torch.get_float32_matmul_precision()
+    yield torch.set_float32_matmul_precision
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
+@pytest.mark.parametrize("full", [True, False])
+def test_shortcuts_of_float32_are_off_inside_and_back_afterwards(matmul_precision, full, precision):
+    matmul_precision(precision)
+    around = settings()
+    inside = []
+
+    def fn(x: torch.Tensor):
+        inside.append(torch.get_float32_matmul_precision())
+        assert not full or torch.backends.mkldnn.matmul.fp32_precision in ("ieee", "none")
+        return torch.sin(x)
+
+    layer = BlackBox(fn, 3, full_precision=full)
+    gradient(layer, torch.randn(4, 3), torch.ones(4, 3))
+    assert inside == ["highest" if full else precision] * 2
+    assert settings() == around
+
+    def fails(x: torch.Tensor):
+        raise ValueError("broken")
+
+    with pytest.raises(BoxError, match="broken"):
+        BlackBox(fails, 3, full_precision=full)(torch.randn(4, 3))
+    assert settings() == around
+
+
+def test_the_newer_settings_are_put_back_too(matmul_precision):
+    try:
+        torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+        torch.backends.mkldnn.conv.fp32_precision = "tf32"
+        around = [torch.backends.mkldnn.matmul.fp32_precision, torch.backends.mkldnn.conv.fp32_precision]
+        inside = []
+
+        def fn(x: torch.Tensor):
+            inside.extend([torch.backends.mkldnn.matmul.fp32_precision, torch.backends.mkldnn.conv.fp32_precision])
+            return torch.sin(x)
+
+        BlackBox(fn, 3)(torch.randn(4, 3))
+        assert inside == ["ieee", "ieee"]
+        assert [torch.backends.mkldnn.matmul.fp32_precision, torch.backends.mkldnn.conv.fp32_precision] == around
+    finally:
+        torch.backends.mkldnn.matmul.fp32_precision = "none"
+        torch.backends.mkldnn.conv.fp32_precision = "none"
+
+
+def test_threads_do_not_leave_the_settings_changed(matmul_precision):
+    matmul_precision("high")
+    meeting = threading.Barrier(2, timeout=30)
+
+    def fn(x: torch.Tensor):
+        meeting.wait()  # both are inside
+        assert torch.get_float32_matmul_precision() == "highest"
+        return torch.sin(x)
+
+    def work():
+        BlackBox(fn, 3)(torch.randn(4, 3))
+        if threading.current_thread() is not second:
+            second.join()
+
+    second = threading.Thread(target=work)
+    second.start()
+    work()
+    assert torch.get_float32_matmul_precision() == "high"
+
+
+@on_each_device
+@pytest.mark.parametrize("full", [True, False])
+def test_autocast_reaches_the_box_only_if_asked(device, full):
+    inside = []
+
+    def fn(x: torch.Tensor):
+        inside.append(torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None)
+        return torch.sin(x)
+
+    layer = BlackBox(fn, 3, full_precision=full)
+    x = torch.randn(4, 3, device=device, requires_grad=True)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        y = layer(x)
+    y.sum().backward()  # outside, as is usual; the box is to be what it was
+    assert inside == [None if full else torch.bfloat16] * 2
+    assert not torch.is_autocast_enabled(device)
+
+
+@needs_cuda
+def test_tf32_outside_does_not_harm_the_gradient_inside(matmul_precision):
+    """And would, without the precaution."""
+    torch.manual_seed(0)
+    net = ffnn([50, 500, 50]).cuda()
+    x, gy = torch.randn(64, 50, device="cuda"), torch.randn(64, 50, device="cuda")
+    exact = exact_vjp(net, x, gy)
+
+    def accuracy(full):
+        layer = BlackBox(net, 50, seed=0, full_precision=full).cuda()
+        return float(torch.stack([sign_accuracy(gradient(layer, x, gy), exact) for _ in range(5)]).mean())
+
+    before = accuracy(True)
+    matmul_precision("high")
+    assert accuracy(True) == before > 0.995
+    assert accuracy(False) < before - 0.02

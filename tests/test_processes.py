@@ -1,0 +1,104 @@
+"""Several processes that train one model, with real ones over gloo."""
+
+import contextlib
+import copy
+import os
+import tempfile
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from processes import largest_difference, make_model
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from bondgrad import BlackBox
+from tests.helpers import same_state
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("wrapper", ["DDP", "FSDP"])
+def test_several_processes_do_what_one_does_on_the_joint_batch(ranks, wrapper):
+    differences = largest_difference(ranks, wrapper, torch.float64)
+    assert differences["moments"] < 1e-6
+    assert differences["parameters"] < 1e-9
+
+
+def test_without_an_exchange_they_do_not():
+    differences = largest_difference(2, "DDP, no exchange", torch.float64)
+    assert differences["moments"] > 0.1
+    assert differences["parameters"] > 1e-10
+
+
+def what_programs_do(rank, folder):
+    """Whatever is done by one process alone must not wait for the other; what is done by both must keep them equal."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    model = make_model(torch.float32)
+    box = model[1]
+    ddp = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    data = torch.randn(20, 6, 8, generator=torch.Generator().manual_seed(rank))
+
+    def train(batches, forward=ddp, together=contextlib.nullcontext):
+        for x in batches:
+            optimizer.zero_grad()
+            with together():
+                forward(x).square().mean().backward()
+            optimizer.step()
+
+    train(data[:3])
+    if rank == 0:  # a validation, and a look at gradients
+        model.eval()
+        with torch.no_grad():
+            model(data[0])
+        model(data[0]).sum().backward()
+        model.train()
+        with torch.no_grad():
+            model(data[0])
+        model.state_dict()
+    train(data[3:5], lambda x: checkpoint(ddp, x, use_reentrant=False))
+    ddp(data[5]).sum()  # a forward pass without a backward pass
+    train(data[6:8], together=ddp.no_sync)
+    train(data[8:9])
+
+    box.exchange()
+    states = [None, None]
+    dist.all_gather_object(states, {name: buffer.tolist() for name, buffer in box.policy_state.named_buffers()})
+    assert states[0] == states[1]
+
+    saved = [copy.deepcopy(model.state_dict())]
+    dist.broadcast_object_list(saved)  # as if one process had saved and all had loaded
+    model.load_state_dict(saved[0])
+    train(data[9:12])
+    box.exchange()
+    first = copy.deepcopy(model.state_dict())
+    model.load_state_dict(saved[0])
+    train(data[9:12])
+    box.exchange()
+    assert same_state(first, model.state_dict())
+    assert box.due()  # not to be captured
+    copy.deepcopy(model)(data[0])
+    with open(f"{folder}/{rank}.done", "w"):
+        dist.barrier()
+    os._exit(0)  # an orderly end waits for gloo's threads, now and then for ever
+
+
+def test_what_programs_do():
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(what_programs_do, (folder,), nprocs=2)
+        assert {name for name in os.listdir(folder) if name.endswith(".done")} == {"0.done", "1.done"}
+
+
+def test_a_group_of_one_is_no_group(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        box = BlackBox(torch.sin, 3, process_group=dist.group.WORLD)
+        nn.Sequential(nn.Linear(2, 3), box)(torch.randn(4, 2)).sum().backward()
+        box.exchange()
+        assert box.policy_state.sums.any()
+        copy.deepcopy(box)
+    finally:
+        dist.destroy_process_group()
