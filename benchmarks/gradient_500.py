@@ -9,6 +9,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from record import save
@@ -19,6 +20,7 @@ import bondgrad
 from bondgrad.networks import ffnn
 
 BATCH, WIDTH = 128, 500
+T = TypeVar("T")
 
 
 def seconds(work: Callable[[], object], repeats: int, device: str) -> float:
@@ -35,18 +37,24 @@ def seconds(work: Callable[[], object], repeats: int, device: str) -> float:
     return best
 
 
-def peak_bytes(device: str) -> int:
-    """The most memory in use so far."""
+def with_extra_memory(work: Callable[[], T], device: str) -> tuple[T, float]:
+    """What the work gives, and by how many MiB the most memory in use exceeded what was in use before."""
     if device == "cuda":
-        return torch.cuda.max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        result = work()
+        return result, (torch.cuda.max_memory_allocated() - before) / 2**20
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    result = work()
+    return result, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**10
 
 
 def main(device: str) -> None:
     """Measure, print, save."""
     torch.manual_seed(0)
     box = ffnn([WIDTH, WIDTH, WIDTH]).to(device).requires_grad_(False)
-    layer = bondgrad.BlackBox(box, WIDTH, seed=0).to(device)
+    layer = bondgrad.BlackBox(box, WIDTH, WIDTH, seed=0).to(device)
     x = torch.randn(BATCH, WIDTH, device=device, requires_grad=True)
     gy = torch.randn(BATCH, WIDTH, device=device)
 
@@ -56,18 +64,26 @@ def main(device: str) -> None:
 
     repeats = 10 if device == "cuda" else 3
     exact = gradient(box)
-    before = peak_bytes(device)
-    first = gradient(layer)
-    extra = peak_bytes(device) - before
+    first, extra = with_extra_memory(lambda: gradient(layer), device)
     numbers = {
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
-        "extra_MiB": extra / 2**20,
+        "extra_MiB": extra,
         "sign_accuracy_of_the_first_step": float(bondgrad.sign_accuracy(first, exact)),
         "ms": 1e3 * seconds(lambda: gradient(layer), repeats, device),
         "sign_accuracy": float(bondgrad.sign_accuracy(gradient(layer), exact)),
         "plain_loop_ms": 1e3 * seconds(lambda: gradient(lambda x: PlainLoop.apply(x, box)), repeats, device),
         "exact_ms": 1e3 * seconds(lambda: gradient(box), repeats, device),
     }
+    if device == "cuda":
+
+        def gradient_at(x: Tensor, gy: Tensor) -> Tensor:
+            x = x.detach().requires_grad_()
+            return torch.autograd.grad(layer(x), x, gy)[0]
+
+        graphed = bondgrad.GraphedStep(gradient_at, layer)
+        _, numbers["captured_extra_MiB"] = with_extra_memory(lambda: [graphed(x, gy) for _ in range(5)], device)
+        numbers["captured_ms"] = 1e3 * seconds(lambda: graphed(x, gy), repeats, device)
+        numbers["captured_sign_accuracy"] = float(bondgrad.sign_accuracy(graphed(x, gy), exact))
     for name, value in numbers.items():
         print(f"{name:32s} {value if isinstance(value, str) else f'{value:.4f}'}")
     save(f"gradient_500_{device}", numbers)

@@ -295,11 +295,12 @@ class BlackBox(nn.Module):
         """Whether the next training step has to run as Python: replaying a captured one would miss something.
 
         So it is before the function is known, where it or the layer looks at values in every step (numpy,
-        `on_failure="raise"`), and while several processes exchange what they learn.
+        `on_failure="raise"`), while several processes exchange what they learn, and in eval mode, which draws the same
+        random numbers in every step.
         """
         function = self._function
         known = function.out_features is not None and function.interfaces == ("torch",)
-        return not known or self.on_failure == "raise" or self._ranks.last is not None
+        return not known or not self.training or self.on_failure == "raise" or self._ranks.last is not None
 
     @property
     def version(self) -> Hashable:

@@ -84,7 +84,7 @@ def test_an_answer_that_is_not_known_any_more_is_asked_for_again():
     y = checkpoint(model, x, use_reentrant=False)
     first = torch.autograd.grad(y.sum(), x, retain_graph=True)[0]
     second = torch.autograd.grad(y.sum(), x)[0]
-    assert torch.allclose(first, second, rtol=1e-2, atol=1e-4)
+    assert torch.allclose(first, second, rtol=0.05, atol=1e-3)
 
 
 def test_nothing_piles_up_where_no_backward_pass_comes():

@@ -102,7 +102,7 @@ def test_whatever_happens_between_steps_counts(device):
     assert same_state(graphed.result(), eager.result())
     assert graphed.box.stats[:3] == eager.box.stats[:3]
     assert step.replays > 10 or device == "cpu"
-    assert step.captures == (7 if device == "cuda" else 0)  # lr, eval, train, noise, policy, load, and the first
+    assert step.captures == (5 if device == "cuda" else 0)  # at first, and for rate, noise, policy and loading
 
 
 @on_each_device
@@ -134,7 +134,7 @@ def test_failures_are_counted_in_replays():
     step = GraphedStep(lambda x: model(x).sum().backward(), model)
     for _ in range(6):
         step(torch.ones(4, 8, device="cuda"))
-    assert step.replays == 3
+    assert step.replays == 2  # the first call finds out which arrays the function takes, three more warm up
     with pytest.warns(UserWarning, match="came back non-finite"):
         assert box.stats.failures == 6 * 4 * 5
 
@@ -204,7 +204,8 @@ def test_due_until_the_function_is_known():
     assert box.due()
     box(torch.randn(4, 3))
     assert not box.due()
-    box.on_failure = "raise"
+    assert box.eval().due()
+    box.train().on_failure = "raise"
     assert box.due()
     assert BlackBox(torch.sin, 3, 3, on_failure="raise").due()
 
