@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-import itertools
 import time
 from collections.abc import Callable, Iterator
 from types import CodeType
@@ -32,6 +31,7 @@ class RowFunction:
         self.interfaces = find_interfaces(fn)  # to be tried in this order; one, once it is known
         self.rounding = 0.0  # of the answers, in their own precision
         self.dtype = torch.float32  # of the answers, as handed on
+        self._tensors = first_tensor(fn) if isinstance(fn, nn.Module) else None
         self.calls = 0
         self.evaluations = 0
         self.seconds = 0.0
@@ -53,9 +53,10 @@ class RowFunction:
         """Where the function works, given that its rows come from `device`: they are best made there."""
         if self.interfaces == ("numpy",):
             return CPU
-        if isinstance(self.fn, nn.Module):
-            first = next(itertools.chain(self.fn.parameters(), self.fn.buffers()), None)
-            return device if first is None else first.device
+        if self._tensors:  # by name, since loading and moving may replace them
+            tensors, name = self._tensors
+            home: torch.device = tensors[name].device
+            return home
         return device
 
     def _answer(self, points: Tensor, context: tuple[Tensor, ...]) -> object:
@@ -121,6 +122,12 @@ class RowFunction:
             answer = answer.to(points.dtype)
         self.dtype = answer.dtype
         return answer.detach().to(points.device)
+
+
+def first_tensor(module: nn.Module) -> tuple[dict[str, Any], str] | None:
+    """Where a parameter of the module, or else a buffer, is kept: a dictionary and its key."""
+    kept: list[dict[str, Any]] = [m._parameters for m in module.modules()] + [m._buffers for m in module.modules()]
+    return next(((tensors, name) for tensors in kept for name, t in tensors.items() if t is not None), None)
 
 
 def from_numpy(array: np.ndarray) -> Tensor:

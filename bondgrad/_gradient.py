@@ -42,8 +42,9 @@ def estimate(
     function, evaluator, estimator, limits = parts
     low, high = (None, None) if limits is None else limits.like(x)
     site = Site(x, y, gy, torch.copysign(steps.size, steps.sign), low, high)
-    row_bytes = sum(t.itemsize * (t.numel() // len(x)) for t in (x, y, *context))
-    wanted = len(x) * estimator.evaluations(x.shape[1])
+    batch = x.shape[0]
+    row_bytes = sum([t.itemsize * (t.numel() // batch) for t in (x, y, *context)])
+    wanted = batch * estimator.evaluations(x.shape[1])
     failed: list[Tensor] = []
 
     def evaluate(points: Tensor, rows: slice) -> tuple[Tensor, Tensor | None]:

@@ -28,9 +28,11 @@ def arithmetic(full: bool, device: torch.device, autocast: torch.dtype | None) -
         changes.append(torch.autocast(kind, dtype=autocast))
     elif torch.is_autocast_enabled(kind):
         changes.append(torch.autocast(kind, enabled=False))
-    if full and any(setting.reduced() for setting in SETTINGS):
+    if full and any(setting.own.fp32_precision not in IEEE for setting in SETTINGS):
         changes.append(_full_float32)
-    return all_of(changes) if changes else contextlib.nullcontext()
+    if len(changes) > 1:
+        return all_of(changes)
+    return changes[0] if changes else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
@@ -47,10 +49,6 @@ class Setting:
 
     def __init__(self, backend: object, kind: str) -> None:
         self.parent, self.own = backend, getattr(backend, kind)
-
-    def reduced(self) -> bool:
-        """Whether it may now."""
-        return self.own.fp32_precision not in IEEE
 
     def save(self) -> str:
         """What `restore` needs. A value that comes from the backend's own setting is to be inherited again."""

@@ -27,7 +27,7 @@ class PolicyState(nn.Module):
     def read(self, device: torch.device) -> State:
         """The state, where it is needed."""
         buffers: dict[str, Any] = self._buffers
-        return {name: buffers[name].to(device) for name in self.names}
+        return {name: t if (t := buffers[name]).device == device else t.to(device) for name in self.names}
 
     def write(self, state: State) -> None:
         """Keep a new state: in place, since a captured graph may use these very buffers."""

@@ -199,9 +199,9 @@ class BlackBox(nn.Module):
             if known is not None:
                 return known
         home = self._function.home(x.device)
+        rows = (x, *context) if home == x.device else tuple(t.to(home) for t in (x, *context))
         with arithmetic(self.full_precision, home, autocast):
-            y = self._evaluate_base(self._inside(x.to(home)), tuple(c.to(home) for c in context))
-            y = y.to(x.device, copy=True)
+            y = self._evaluate_base(self._inside(rows[0]), rows[1:]).to(x.device, copy=True)
         part = ALONE
         if (learns or checkpointed) and not rerun and (group := self._ranks.current()) is not None:
             state = self.policy_state.read(x.device)
@@ -244,11 +244,12 @@ class BlackBox(nn.Module):
         x = self._inside(x)
         eps = torch.finfo(x.dtype).eps
         noise = max(eps, self._function.rounding) if self.noise is None else self.noise
-        capturing, random = is_capturing(x.device), self.policy_state.random
+        capturing, policy_state = is_capturing(x.device), self.policy_state
+        random = policy_state.random
         generator = random.on(x.device) if capturing else random.fork(x.device)
-        state = self.policy_state.read(x.device)
+        state = policy_state.read(x.device)
         ranks, rows, first, sums = how.part
-        batch = Batch(x, generator, rows or len(x), first, None if sums is None else sums.to(x.device))
+        batch = Batch(x, generator, rows or x.shape[0], first, None if sums is None else sums.to(x.device))
         steps = self.policy.steps(state, batch, self.estimator.draws, noise)
         # A step below the rounding of x would vanish in x + step.
         steps = steps._replace(size=torch.add(steps.size, x.abs(), alpha=ULPS * eps))
@@ -256,7 +257,7 @@ class BlackBox(nn.Module):
         g, failures = estimate(parts, steps, x, y, gy, context)
         # Wrappers average the gradient over the processes, so a row has a share of what it would have alone.
         summary = self.policy.summarize(g if ranks == 1 else g / ranks, steps)
-        new_state = self.policy.observe(state, summary, len(x)) if ranks == 1 else state
+        new_state = self.policy.observe(state, summary, x.shape[0]) if ranks == 1 else state
         if self.estimator.normalize_rows:
             g = normalized(g)
 
@@ -265,7 +266,7 @@ class BlackBox(nn.Module):
         self._trace.last = steps
         if how.training:
             random.join(x.device, generator)
-            self.policy_state.write(new_state)
+            policy_state.write(new_state)
             if ranks > 1:
                 self._ranks.remember(summary, rows)
         step = Step(x, gy, g)

@@ -134,11 +134,12 @@ class GraphedStep(Generic[T]):
             for box, state in zip(self.boxes, states, strict=True):
                 box.policy_state.random.load(state)  # new generators: the old ones were told of the capture
             torch.cuda.synchronize()
-            while error.__context__ is not None:  # the capture's own complaint comes last, and says least
-                error = error.__context__
+            cause: BaseException = error
+            while cause.__context__ is not None:  # the capture's own complaint comes last, and says least
+                cause = cause.__context__
             warnings.warn(
                 f"this training step cannot be captured into a CUDA graph, so it runs as it is: "
-                f"{type(error).__name__}: {str(error).splitlines()[0]}",
+                f"{type(cause).__name__}: {str(cause).splitlines()[0]}",
                 stacklevel=3,
             )
             return False

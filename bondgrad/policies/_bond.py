@@ -156,15 +156,16 @@ class Bond(Policy):
         return lower, upper
 
     def summarize(self, g: Tensor, steps: Steps) -> Tensor:
-        """See `Policy.summarize`: [1, d] of gradients, or [2, d] with the squares of the steps."""
+        """See `Policy.summarize`: [d] of gradients, or [2, d] with the squares of the steps."""
         total = torch.linalg.vector_norm(g, 1, dim=0) if self.reduce == "mean-abs" else g.sum(0)
         if self.bounds != "error-terms":
-            return total.unsqueeze(0)
+            return total
         return torch.stack((total, steps.size.square().mean(0).sum(0)))
 
     def observe(self, state: State, summary: Tensor, rows: int) -> State:
         """See `Policy.observe`."""
-        reduced = (summary[0] if self.reduce == "sum" else summary[0] / rows).float()
+        total = summary[0] if "last" in state else summary
+        reduced = (total if self.reduce == "sum" else total / rows).float()
         square = reduced.square()
         decay, one = _constants(self.betas, len(reduced), reduced.device)
         sums = torch.addcmul(torch.stack((reduced, square, one, one)).view(2, 2, -1), state["sums"], decay)

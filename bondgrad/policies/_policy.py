@@ -34,7 +34,8 @@ class Batch(NamedTuple):
         return torch.empty((n, self.rows, self.x.shape[1]), dtype=self.x.dtype, device=self.x.device)
 
     def _ours(self, drawn: Tensor) -> Tensor:
-        return drawn if self.rows == len(self.x) else drawn[:, self.first : self.first + len(self.x)]
+        ours = self.x.shape[0]
+        return drawn if self.rows == ours else drawn[:, self.first : self.first + ours]
 
 
 class Steps(NamedTuple):
