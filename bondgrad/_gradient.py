@@ -1,4 +1,4 @@
-"""One gradient: from perturbations, through evaluations, to g. Changes nothing."""
+"""The box at the rows of a batch, and its gradient there: from perturbations, through evaluations, to g."""
 
 import math
 from typing import NamedTuple
@@ -21,6 +21,22 @@ class Parts(NamedTuple):
     evaluator: Evaluator
     estimator: Estimator
     limits: Limits | None
+
+
+def evaluate(parts: Parts, x: Tensor, context: tuple[Tensor, ...]) -> Tensor:
+    """The box at x [B, d]. What a call that fails may have taught about the function is forgotten."""
+    function = parts.function
+    known = function.out_features, function.interfaces
+    try:
+        return parts.evaluator.run(
+            # Copies, since the function may write into its arguments.
+            lambda: parts.evaluator.evaluate(
+                function, x.clone(memory_format=torch.contiguous_format), tuple(c.clone() for c in context)
+            )
+        )[0]
+    except BaseException:
+        function.out_features, function.interfaces = known
+        raise
 
 
 def estimate(
@@ -47,7 +63,7 @@ def estimate(
     wanted = batch * estimator.evaluations(x.shape[1])
     failed: list[Tensor] = []
 
-    def evaluate(points: Tensor, rows: slice) -> tuple[Tensor, Tensor | None]:
+    def evaluate_near(points: Tensor, rows: slice) -> tuple[Tensor, Tensor | None]:
         shape = points.shape[:-1]
         nearby = tuple(c[rows].repeat_interleave(shape[1:].numel(), 0) for c in context)
         y, ok = evaluator.evaluate(function, points.view(-1, points.shape[-1]), nearby)
@@ -60,7 +76,7 @@ def estimate(
 
     def work() -> Tensor:
         failed.clear()
-        return estimator.vjp(site, evaluate, evaluator.portion(row_bytes, wanted, x.device))
+        return estimator.vjp(site, evaluate_near, evaluator.portion(row_bytes, wanted, x.device))
 
     g = evaluator.run(work).to(x.dtype)
     if not look_is_free(x.device) or not math.isfinite(g.sum()):

@@ -7,38 +7,24 @@ at a quarter of the overhead.
 
 import itertools
 import weakref
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from bondgrad._bridge import Once, refuse_forward_mode
+from bondgrad._ranks import ALONE
 from bondgrad.errors import BoxError
 
-
-class Layer(Protocol):
-    """What is asked of the layer."""
-
-    @property
-    def out_features(self) -> int | None:
-        """Width of the answers, if known."""
-
-    def evaluate_rows(
-        self, x: Tensor, context: tuple[Tensor, ...], autocast: torch.dtype | None, train: bool
-    ) -> Tensor:
-        """The box at x [B, d], in memory of its own."""
-
-    def differentiate_rows(
-        self, x: Tensor, y: Tensor, gy: Tensor, context: tuple[Tensor, ...], autocast: torch.dtype | None, train: bool
-    ) -> Tensor:
-        """The gradient [B, d] at x [B, d], y [B, d_out] being the box there."""
+if TYPE_CHECKING:
+    from bondgrad.box import BlackBox
 
 
-_layers: "weakref.WeakValueDictionary[int, Layer]" = weakref.WeakValueDictionary()
+_layers: "weakref.WeakValueDictionary[int, BlackBox]" = weakref.WeakValueDictionary()
 _numbers = itertools.count()
 
 
-def register(layer: Layer) -> int:
+def register(layer: "BlackBox") -> int:
     """A number for the layer, while it lives."""
     number = next(_numbers)
     _layers[number] = layer
@@ -59,7 +45,7 @@ def evaluate(
     x: Tensor, context: list[Tensor], layer: int, autocast: torch.dtype | None, train: bool
 ) -> tuple[Tensor, Tensor]:
     """The box at x [B, d]: in the dtype of x, and as the box answered (no dtype has more digits than this one)."""
-    y = _layers[layer].evaluate_rows(x, tuple(context), autocast, train)
+    y, _ = _layers[layer]._evaluate(x.detach(), tuple(context), autocast, learns=train)
     return y.to(x.dtype, copy=True), y.double()
 
 
@@ -68,7 +54,8 @@ def differentiate(
     x: Tensor, y: Tensor, gy: Tensor, context: list[Tensor], layer: int, autocast: torch.dtype | None, train: bool
 ) -> Tensor:
     """The gradient [B, d] at x [B, d], for gy [B, d_out]."""
-    return _layers[layer].differentiate_rows(x, y, gy, tuple(context), autocast, train).contiguous()
+    box = _layers[layer]
+    return box._differentiate(train, autocast, ALONE, x, y.to(box._function.dtype), gy, *context).contiguous()
 
 
 @evaluate.register_fake

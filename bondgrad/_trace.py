@@ -1,8 +1,7 @@
 """What the layer remembers for people, not for its work."""
 
 import warnings
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,9 +9,6 @@ from torch import Tensor
 from bondgrad._device import look_is_free
 from bondgrad.errors import BoxError
 from bondgrad.policies import Steps
-
-if TYPE_CHECKING:
-    from bondgrad._function import RowFunction
 
 
 class Stats(NamedTuple):
@@ -71,32 +67,3 @@ class Trace:
                 "box.stats.failures counts them; limits= keeps points inside the range where the box answers.",
                 stacklevel=4,
             )
-
-
-class Recording:
-    """What a captured step leaves in the counters and for hooks, to be left again by every replay.
-
-    Made before the capture; `stop` comes after it.
-    """
-
-    def __init__(self, function: "RowFunction", trace: Trace, run_hooks: Callable[[Step], None]) -> None:
-        self.function, self.trace, self.run_hooks = function, trace, run_hooks
-        self.calls, self.evaluations = function.calls, function.evaluations
-        self.last: Steps | None = None
-        self.steps: list[Step] = []
-        trace.captured = []
-
-    def stop(self) -> None:
-        """The step is captured: it counts from its first replay on."""
-        self.calls, self.evaluations = self.function.calls - self.calls, self.function.evaluations - self.evaluations
-        self.function.calls -= self.calls
-        self.function.evaluations -= self.evaluations
-        self.last, self.steps, self.trace.captured = self.trace.last, self.trace.captured, []
-
-    def replayed(self) -> None:
-        """Leave it. Hooks get copies, since the next replay overwrites what they may keep."""
-        self.function.calls += self.calls
-        self.function.evaluations += self.evaluations
-        self.trace.last = self.last
-        for step in self.steps:
-            self.run_hooks(Step(*(t.clone() for t in step)))

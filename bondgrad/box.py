@@ -3,7 +3,7 @@
 import functools
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +15,11 @@ from bondgrad._bridge import attach, check_tangent
 from bondgrad._checkpoint import Answers, in_backward, in_checkpoint
 from bondgrad._device import is_capturing
 from bondgrad._function import RowFunction, describe
-from bondgrad._gradient import Parts, estimate, normalized
+from bondgrad._gradient import Parts, estimate, evaluate, normalized
 from bondgrad._precision import arithmetic, autocast_dtype
 from bondgrad._ranks import ALONE, Part, Ranks
 from bondgrad._state import PolicyState
-from bondgrad._trace import Recording, Stats, Step, Trace
+from bondgrad._trace import Stats, Step, Trace
 from bondgrad.estimators import Central, Estimator, Forward, Simultaneous
 from bondgrad.evaluators import Evaluator, Local
 from bondgrad.policies import Batch, Bond, Policy
@@ -35,14 +35,6 @@ ESTIMATORS: dict[str, Callable[[], Estimator]] = {
 POLICIES: dict[str, Callable[[], Policy]] = {"bond": Bond}
 UNKNOWN_WIDTH = "a BlackBox must know how wide its answers are: give out_features, or call it once before compiling"
 ULPS = 4  # the least step, in units of the rounding of x
-
-
-class Circumstances(NamedTuple):
-    """Of a forward pass, for its backward pass."""
-
-    training: bool
-    autocast: torch.dtype | None  # for a box that does not run in full precision
-    part: Part = ALONE  # of a joint batch
 
 
 class BlackBox(nn.Module):
@@ -167,24 +159,11 @@ class BlackBox(nn.Module):
         if not (x.requires_grad and torch.is_grad_enabled()):
             return self._evaluate(x.detach(), context, autocast, learns=False)[0]
         y, part = self._evaluate(x.detach(), context, autocast, learns=self.training)
-        how = Circumstances(self.training, autocast, part)
-        return attach(x, y, functools.partial(self._differentiate, how), context)
+        return attach(x, y, functools.partial(self._differentiate, self.training, autocast, part), context)
 
     @torch.compiler.disable(reason=UNKNOWN_WIDTH)  # type: ignore[untyped-decorator, no-untyped-call]
     def _plain_at_first(self, x: Tensor, context: tuple[Tensor, ...], autocast: torch.dtype | None) -> Tensor:
         return self._plain(x, context, autocast)
-
-    def evaluate_rows(
-        self, x: Tensor, context: tuple[Tensor, ...], autocast: torch.dtype | None, train: bool
-    ) -> Tensor:
-        """See `_operators.Layer`."""
-        return self._evaluate(x.detach(), context, autocast, learns=train)[0]
-
-    def differentiate_rows(
-        self, x: Tensor, y: Tensor, gy: Tensor, context: tuple[Tensor, ...], autocast: torch.dtype | None, train: bool
-    ) -> Tensor:
-        """See `_operators.Layer`."""
-        return self._differentiate(Circumstances(train, autocast), x, y.to(self._function.dtype), gy, *context)
 
     # ---- forward
 
@@ -201,7 +180,7 @@ class BlackBox(nn.Module):
         home = self._function.home(x.device)
         rows = (x, *context) if home == x.device else tuple(t.to(home) for t in (x, *context))
         with arithmetic(self.full_precision, home, autocast):
-            y = self._evaluate_base(self._inside(rows[0]), rows[1:]).to(x.device, copy=True)
+            y = evaluate(self._parts(), self._inside(rows[0]), rows[1:]).to(x.device, copy=True)
         part = ALONE
         if (learns or checkpointed) and not rerun and (group := self._ranks.current()) is not None:
             state = self.policy_state.read(x.device)
@@ -215,31 +194,28 @@ class BlackBox(nn.Module):
         """The rows, kept to the limits."""
         return x if self.limits is None else x.clamp(*self.limits.like(x))
 
-    def _evaluate_base(self, x: Tensor, context: tuple[Tensor, ...]) -> Tensor:
-        """The box at x [B, d]. What a call that fails may have taught about the function is forgotten."""
-        function = self._function
-        known = function.out_features, function.interfaces
-        try:
-            return self.evaluator.run(
-                # Copies, since the function may write into its arguments.
-                lambda: self.evaluator.evaluate(
-                    function, x.clone(memory_format=torch.contiguous_format), tuple(c.clone() for c in context)
-                )
-            )[0]
-        except BaseException:
-            function.out_features, function.interfaces = known
-            raise
+    def _parts(self) -> Parts:
+        return Parts(self._function, self.evaluator, self.estimator, self.limits)
 
     # ---- backward
 
-    def _differentiate(self, how: Circumstances, x: Tensor, y: Tensor, gy: Tensor, *context: Tensor) -> Tensor:
-        """The gradient [B, d] at x [B, d]."""
+    def _differentiate(
+        self,
+        training: bool,
+        autocast: torch.dtype | None,
+        part: Part,
+        x: Tensor,
+        y: Tensor,
+        gy: Tensor,
+        *context: Tensor,
+    ) -> Tensor:
+        """The gradient [B, d] at x [B, d]: all but `gy` is of the forward pass."""
         home = self._function.home(x.device)
         tensors = (x, y, gy, *context) if home == x.device else tuple(t.to(home) for t in (x, y, gy, *context))
-        with arithmetic(self.full_precision, home, how.autocast):
-            return self._vjp(how, *tensors).to(x.device)
+        with arithmetic(self.full_precision, home, autocast):
+            return self._vjp(training, part, *tensors).to(x.device)
 
-    def _vjp(self, how: Circumstances, x: Tensor, y: Tensor, gy: Tensor, *context: Tensor) -> Tensor:
+    def _vjp(self, training: bool, part: Part, x: Tensor, y: Tensor, gy: Tensor, *context: Tensor) -> Tensor:
         """See `_differentiate`, where the box lives. All changes of state come last, so an exception leaves none."""
         x = self._inside(x)
         eps = torch.finfo(x.dtype).eps
@@ -248,13 +224,12 @@ class BlackBox(nn.Module):
         random = policy_state.random
         generator = random.on(x.device) if capturing else random.fork(x.device)
         state = policy_state.read(x.device)
-        ranks, rows, first, sums = how.part
+        ranks, rows, first, sums = part
         batch = Batch(x, generator, rows or x.shape[0], first, None if sums is None else sums.to(x.device))
         steps = self.policy.steps(state, batch, self.estimator.draws, noise)
         # A step below the rounding of x would vanish in x + step.
         steps = steps._replace(size=torch.add(steps.size, x.abs(), alpha=ULPS * eps))
-        parts = Parts(self._function, self.evaluator, self.estimator, self.limits)
-        g, failures = estimate(parts, steps, x, y, gy, context)
+        g, failures = estimate(self._parts(), steps, x, y, gy, context)
         # Wrappers average the gradient over the processes, so a row has a share of what it would have alone.
         summary = self.policy.summarize(g if ranks == 1 else g / ranks, steps)
         new_state = self.policy.observe(state, summary, x.shape[0]) if ranks == 1 else state
@@ -264,7 +239,7 @@ class BlackBox(nn.Module):
         if failures is not None:
             self._trace.add_failures(failures, raises=self.on_failure == "raise")
         self._trace.last = steps
-        if how.training:
+        if training:
             random.join(x.device, generator)
             policy_state.write(new_state)
             if ranks > 1:
@@ -312,13 +287,6 @@ class BlackBox(nn.Module):
         own = (self.training, self.noise, self.full_precision, self.limits, self._function.rounding)
         parts = (self.policy, self.estimator, self.evaluator, self.evaluator.version)
         return (*own, *parts, *self.policy_state.random.generators)
-
-    def record(self, graph: "torch.cuda.CUDAGraph") -> Recording:
-        """For `GraphedStep`, before it captures: the graph is told of the random numbers."""
-        for generator in self.policy_state.random.generators:
-            if generator.device.type == "cuda":
-                graph.register_generator_state(generator)
-        return Recording(self._function, self._trace, self._run_hooks)
 
     # ---- seeing what it does
 

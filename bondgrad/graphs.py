@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from bondgrad._trace import Recording
+from bondgrad._trace import Step
 from bondgrad.box import BlackBox
 
 T = TypeVar("T")
@@ -158,7 +158,7 @@ class _Captured:
     ) -> None:
         self.args = tuple(arg.detach().clone() for arg in args)  # the graph reads these
         self.graph = torch.cuda.CUDAGraph()
-        self.recordings: list[Recording] = [box.record(self.graph) for box in boxes]
+        self.recordings = [_Recording(box, self.graph) for box in boxes]
         # Other threads, such as those that load data, may go on with what they do.
         try:
             with torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"):
@@ -182,3 +182,34 @@ class _Captured:
         for recording in self.recordings:
             recording.replayed()
         return torch.utils._pytree.tree_map_only(Tensor, torch.clone, self.result)
+
+
+class _Recording:
+    """What a captured step leaves in a box's counters and for its hooks, to be left again by every replay.
+
+    Made before the capture, since the graph must be told of the box's random numbers; `stop` comes after it.
+    """
+
+    def __init__(self, box: BlackBox, graph: torch.cuda.CUDAGraph) -> None:
+        for generator in box.policy_state.random.generators:
+            if generator.device.type == "cuda":
+                graph.register_generator_state(generator)
+        self.box = box
+        self.calls, self.evaluations = box._function.calls, box._function.evaluations
+        box._trace.captured = []
+
+    def stop(self) -> None:
+        """The step is captured: it counts from its first replay on."""
+        function, trace = self.box._function, self.box._trace
+        self.calls, self.evaluations = function.calls - self.calls, function.evaluations - self.evaluations
+        function.calls -= self.calls
+        function.evaluations -= self.evaluations
+        self.last, self.steps, trace.captured = trace.last, trace.captured, []
+
+    def replayed(self) -> None:
+        """Leave it. Hooks get copies, since the next replay overwrites what they may keep."""
+        self.box._function.calls += self.calls
+        self.box._function.evaluations += self.evaluations
+        self.box._trace.last = self.last
+        for step in self.steps:
+            self.box._run_hooks(Step(*(t.clone() for t in step)))

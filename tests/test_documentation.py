@@ -8,13 +8,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+README, PYTORCH = (
+    re.findall(r"```python\n(.*?)```", (ROOT / path).read_text(), re.DOTALL)
+    for path in ("README.md", "docs/pytorch.md")
+)
 
 
-def test_the_code_in_the_readme_runs():
-    assert len(BLOCKS) == 2
+def test_the_code_in_the_documents_runs():
+    assert (len(README), len(PYTORCH)) == (2, 2)
     names = {}
-    for block in BLOCKS:  # one after the other, as a reader would
+    for block in README + PYTORCH:  # one after the other, as a reader would
         exec(block, names)  # noqa: S102
     assert names["read_in"].weight.grad.abs().max() > 0
     assert names["box"].policy is not None

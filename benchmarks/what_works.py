@@ -1,0 +1,236 @@
+"""The table of what works with PyTorch, for docs/pytorch.md: each row names the tests that stand behind it.
+
+`python benchmarks/tables.py` puts it there; the columns say how many of those tests passed on a CPU and on a GPU, as
+`python benchmarks/suite.py` found.
+"""
+
+import json
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+URL = "../tests/"
+
+# heading, then rows of (what, how, tests)
+ROWS: dict[str, list[tuple[str, str, list[str]]]] = {
+    "Inputs and devices": [
+        (
+            "float32, float64, bfloat16, float16",
+            "points are built in float32 at least",
+            ["test_precision::test_input_of_every_precision", "test_devices::test_input_of_every_precision"],
+        ),
+        ("non-contiguous, expanded", "", ["test_box::test_strided_input", "test_devices::test_strided_input"]),
+        ("any leading shape", "", ["test_box::test_any_leading_shape"]),
+        (
+            "box on another device than x",
+            "a module's rows are made where it lives",
+            [
+                "test_devices::test_a_box_on_another_device_than_x",
+                "test_devices::test_a_function_that_moves_its_rows_itself",
+            ],
+        ),
+        (
+            "numpy box, x on a GPU",
+            "x goes to the CPU once, and its gradient comes back",
+            [
+                "test_devices::test_numpy_boxes_are_fed_from_the_gpu",
+                "test_devices::test_numpy_rows_are_made_on_the_cpu",
+            ],
+        ),
+    ],
+    "State": [
+        (
+            "`state_dict`, `torch.load(weights_only=True)`, `deepcopy`, pickle",
+            "goes on bit for bit, random numbers included",
+            ["test_state::test_a_copy_goes_on_bit_for_bit", "test_devices::test_a_copy_goes_on_bit_for_bit"],
+        ),
+        (
+            "a checkpoint from another device",
+            "",
+            [
+                "test_state::test_a_checkpoint_from_another_device_can_be_loaded",
+                "test_devices::test_a_state_moves_between_devices",
+            ],
+        ),
+        (
+            "`.half()`, `.bfloat16()`, `.double()`",
+            "neither box nor state goes below float32",
+            [
+                "test_precision::test_the_policys_state_keeps_its_precision",
+                "test_precision::test_a_model_of_another_precision_around_a_module",
+            ],
+        ),
+        ("the meta device", "", ["test_state::test_made_on_the_meta_device_and_filled_later"]),
+    ],
+    "Precision": [
+        (
+            "autocast around it",
+            "off inside, unless `full_precision=False`",
+            [
+                "test_precision::test_autocast_does_not_reach_into_the_box",
+                "test_precision::test_autocast_reaches_the_box_only_if_asked",
+            ],
+        ),
+        (
+            "TF32, bf16 products of float32",
+            "off inside, unless `full_precision=False`",
+            [
+                "test_precision::test_shortcuts_of_float32_are_off_inside_and_back_afterwards",
+                "test_precision::test_threads_do_not_leave_the_settings_changed",
+                "test_precision::test_tf32_outside_does_not_harm_the_gradient_inside",
+            ],
+        ),
+        (
+            "`GradScaler`",
+            "overflows are handed on, and not remembered",
+            ["test_loops::test_a_loss_scaler_finds_its_scale"],
+        ),
+    ],
+    "Training loops": [
+        ("gradient accumulation", "", ["test_loops::test_gradient_accumulation"]),
+        ("gradient clipping", "", ["test_loops::test_gradient_clipping"]),
+        (
+            "activation checkpointing, reentrant or not",
+            "the box is not called again",
+            [
+                "test_checkpointing::test_the_same_gradients_state_and_cost",
+                "test_checkpointing::test_a_box_that_counts_its_calls_is_called_once_a_forward_pass",
+                "test_checkpointing::test_several_passes_are_told_apart",
+            ],
+        ),
+        (
+            "data loaders with worker processes",
+            "also with a box inside",
+            ["test_loops::test_a_box_in_the_processes_of_a_data_loader"],
+        ),
+        (
+            "several boxes, `nn.ModuleList`",
+            "",
+            ["test_loops::test_boxes_in_a_module_list", "test_box::test_several_boxes_in_one_model_do_not_interfere"],
+        ),
+        ("a box used twice in one graph", "", ["test_box::test_a_box_used_twice_in_one_graph"]),
+        (
+            "several backward passes (`retain_graph`)",
+            "each estimates anew",
+            ["test_box::test_retained_graphs_give_a_gradient_each_time"],
+        ),
+        (
+            "exceptions, Ctrl-C in the middle of a step",
+            "the state is that before the step",
+            ["test_loops::test_after_an_exception_training_goes_on_bit_for_bit"],
+        ),
+        (
+            "Lightning, Hugging Face Accelerate",
+            "train the demo's model as a plain loop does, bit for bit",
+            ["test_loops::test_libraries_train_as_a_plain_loop_does"],
+        ),
+    ],
+    "No gradient wanted": [
+        (
+            "`no_grad`, `inference_mode`, an input that needs no gradient",
+            "one call on the batch, no trace",
+            ["test_state::test_one_call_and_no_trace"],
+        ),
+        (
+            "`eval()`",
+            "the same; gradients still work, without a trace",
+            ["test_state::test_one_call_and_no_trace", "test_state::test_gradients_in_eval_mode_leave_no_trace"],
+        ),
+    ],
+    "Compilers and transforms": [
+        (
+            "`torch.compile`, also `fullgraph=True`",
+            "an opaque operator; same gradients as eager; give `out_features`",
+            [
+                "test_compile::test_the_same_gradients_and_state_in_one_graph",
+                "test_compile::test_with_the_default_compiler",
+                "test_compile::test_a_width_not_told_costs_a_break_until_it_is_known",
+            ],
+        ),
+        (
+            '`torch.compile(mode="reduce-overhead")`',
+            "its CUDA graphs leave the box out",
+            ["test_compile::test_the_compilers_own_cuda_graphs_leave_the_box_alone"],
+        ),
+        (
+            "`torch.func`: `grad`, `vjp`, `jacrev`, `vmap`, `functional_call`",
+            "what is mapped over becomes more rows",
+            [
+                "test_func::test_grad_and_vjp",
+                "test_func::test_vmap_is_more_rows",
+                "test_func::test_gradients_of_each_sample",
+            ],
+        ),
+        (
+            "forward mode: `jvp`, `jacfwd`, `hessian`",
+            "refused, with what to do instead",
+            ["test_func::test_forward_mode_is_refused", "test_func::test_dual_numbers_are_refused"],
+        ),
+        (
+            "second derivatives",
+            "refused",
+            ["test_box::test_second_derivatives_are_refused", "test_func::test_second_derivatives_are_refused"],
+        ),
+    ],
+    "Several processes": [
+        (
+            "`DistributedDataParallel`, 2 and 4 processes",
+            "gradients and moments are those of one process on the joint batch; batches may be uneven",
+            [
+                "test_processes::test_several_processes_do_what_one_does_on_the_joint_batch",
+                "test_processes::test_without_an_exchange_they_do_not",
+                "test_processes::test_what_programs_do",
+            ],
+        ),
+        (
+            "FSDP around read-in and read-out",
+            "the same; give `process_group`",
+            ["test_processes::test_several_processes_do_what_one_does_on_the_joint_batch"],
+        ),
+    ],
+    "CUDA graphs": [
+        (
+            "no waiting for the device",
+            "",
+            ["test_devices::test_a_step_does_not_wait_for_the_device"],
+        ),
+        (
+            "whole steps: `GraphedStep`",
+            "captured and eager training agree bit for bit",
+            [
+                "test_graphs::test_graphed_and_eager_training_agree",
+                "test_graphs::test_whatever_happens_between_steps_counts",
+                "test_graphs::test_hooks_run_after_every_step",
+            ],
+        ),
+        (
+            "a step that cannot be captured",
+            "runs as it is, with a warning that says why",
+            [
+                "test_graphs::test_what_cannot_be_captured_runs_as_it_is",
+                "test_graphs::test_a_box_that_must_run_as_python_does",
+            ],
+        ),
+    ],
+}
+
+
+def what_works() -> str:
+    """The table, in Markdown. A row none of whose tests passed anywhere is an error."""
+    passed = {
+        device: json.loads((ROOT / "results" / f"suite_{device}.json").read_text())["numbers"]["functions"]
+        for device in ("cpu", "cuda")
+    }
+    lines = ["|  |  | CPU | GPU | tests |", "| --- | --- | ---: | ---: | --- |"]
+    for heading, rows in ROWS.items():
+        lines.append(f"| **{heading}** |  |  |  |  |")
+        for what, how, tests in rows:
+            names = [f"tests/{test.replace('::', '.py::')}" for test in tests]
+            on_cpu = sum(passed["cpu"].get(name, {}).get("cpu", 0) for name in names)
+            on_gpu = sum(passed["cuda"].get(name, {}).get("cuda", 0) for name in names)
+            missing = [name for name in names if not passed["cpu"].get(name) and not passed["cuda"].get(name)]
+            if missing:
+                raise ValueError(f"{what}: no such test passed anywhere: {missing}")
+            files = sorted({test.split("::")[0] for test in tests})
+            links = ", ".join(f"[{file}]({URL}{file}.py)" for file in files)
+            lines.append(f"| {what} | {how} | {on_cpu or '-'} | {on_gpu or '-'} | {links} |")
+    return "\n".join(lines)
