@@ -26,22 +26,23 @@ import bondgrad
 from bondgrad.networks import ffnn
 
 STEPS, ROWS, UNEVEN_ROWS = 50, 24, 10
+Where = dict[str, Any]  # dtype and device
 WRAPPERS = ("DDP", "FSDP", "DDP, no exchange")
 
 
-def make_model(dtype: torch.dtype, group: Any = None) -> nn.Sequential:
+def make_model(where: Where, group: Any = None) -> nn.Sequential:
     """Read-in, box, read-out. The box is smooth but not linear, so that what the policy does matters."""
     torch.manual_seed(0)
     read_in, exact, read_out = ffnn([8, 32, 5]), ffnn([5, 64, 5]), ffnn([5, 32, 1])
     box = bondgrad.BlackBox(exact, 5, 5, process_group=group, seed=0)
-    return nn.Sequential(read_in, box, read_out).to(dtype)
+    return nn.Sequential(read_in, box, read_out).to(**where)
 
 
-def joint_batches(dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
+def joint_batches(where: Where) -> list[tuple[Tensor, Tensor]]:
     """The data, the same for all."""
     random = torch.Generator().manual_seed(1)
     sizes = [UNEVEN_ROWS if step % 5 == 4 else ROWS for step in range(STEPS)]
-    return [tuple(torch.randn(n, d, generator=random).to(dtype) for d in (8, 1)) for n in sizes]  # type: ignore[misc]
+    return [tuple(torch.randn(n, d, generator=random).to(**where) for d in (8, 1)) for n in sizes]  # type: ignore[misc]
 
 
 def train(model: nn.Module, loss: Any, batches: list[Any]) -> None:
@@ -59,10 +60,10 @@ def final_state(model: nn.Module, box: bondgrad.BlackBox) -> dict[str, Tensor]:
     parameters = [p.detach() for p in model.parameters()]
     whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in parameters]
     sums, weights = box.policy_state.sums
-    return {"parameters": torch.cat([p.flatten() for p in whole]), "moments": sums / weights}
+    return {"parameters": torch.cat([p.flatten() for p in whole]).cpu(), "moments": (sums / weights).cpu()}
 
 
-def on_one_process(ranks: int, dtype: torch.dtype) -> dict[str, Tensor]:
+def on_one_process(ranks: int, where: Where) -> dict[str, Tensor]:
     """The joint batch, with the loss that `ranks` processes minimise: the mean of the means over their shares."""
 
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -70,16 +71,16 @@ def on_one_process(ranks: int, dtype: torch.dtype) -> dict[str, Tensor]:
         errors = (model(x) - y).square()
         return torch.stack([share.mean() for share in errors.tensor_split(ranks)]).mean()
 
-    model = make_model(dtype)
-    train(model, loss, joint_batches(dtype))
+    model = make_model(where)
+    train(model, loss, joint_batches(where))
     return final_state(model, model[1])
 
 
-def on_this_rank(rank: int, ranks: int, wrapper: str, dtype: torch.dtype, folder: str) -> None:
+def on_this_rank(rank: int, ranks: int, wrapper: str, where: Where, folder: str) -> None:
     """One of several processes: its share of every batch."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
-    model = make_model(dtype, dist.group.WORLD if wrapper == "FSDP" else None)
+    model = make_model(where, dist.group.WORLD if wrapper == "FSDP" else None)
     box = model[1]
     assert isinstance(box, bondgrad.BlackBox)
     if wrapper == "DDP, no exchange":
@@ -92,24 +93,25 @@ def on_this_rank(rank: int, ranks: int, wrapper: str, dtype: torch.dtype, folder
     else:
         warnings.simplefilter("ignore", FutureWarning)  # newer versions of torch have another name for the argument
         trained = DistributedDataParallel(model, broadcast_buffers=False)
-    shares = [(x.tensor_split(ranks)[rank], y.tensor_split(ranks)[rank]) for x, y in joint_batches(dtype)]
+    shares = [(x.tensor_split(ranks)[rank], y.tensor_split(ranks)[rank]) for x, y in joint_batches(where)]
     train(trained, lambda model, batch: nn.functional.mse_loss(model(batch[0]), batch[1]), shares)
     torch.save(final_state(model, box), f"{folder}/{rank}.pt")
     dist.barrier()
     os._exit(0)  # an orderly end waits for gloo's threads, now and then for ever
 
 
-def on_several_processes(ranks: int, wrapper: str, dtype: torch.dtype) -> list[dict[str, Tensor]]:
+def on_several_processes(ranks: int, wrapper: str, where: Where) -> list[dict[str, Tensor]]:
     """What every process ends with."""
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(on_this_rank, (ranks, wrapper, dtype, folder), nprocs=ranks)
+        mp.spawn(on_this_rank, (ranks, wrapper, where, folder), nprocs=ranks)
         return [torch.load(Path(folder) / f"{rank}.pt", weights_only=True) for rank in range(ranks)]
 
 
-def largest_difference(ranks: int, wrapper: str, dtype: torch.dtype) -> dict[str, float]:
+def largest_difference(ranks: int, wrapper: str, dtype: torch.dtype, device: str = "cpu") -> dict[str, float]:
     """Between any of several processes and one: of parameters, and of moments relative to their value."""
-    alone = on_one_process(ranks, dtype)
-    together = on_several_processes(ranks, wrapper, dtype)
+    where: Where = {"dtype": dtype, "device": device}
+    alone = on_one_process(ranks, where)
+    together = on_several_processes(ranks, wrapper, where)
     scale = {"parameters": torch.ones(()), "moments": alone["moments"].abs()}
     return {
         name: max(float(((state[name] - alone[name]) / scale[name]).abs().max()) for state in together)

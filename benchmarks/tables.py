@@ -171,15 +171,15 @@ def tf32() -> str:
 def processes() -> str:
     """Largest differences between several processes and one."""
     result = load("processes")
+    runs = {(run["wrapper"], run["processes"], run["dtype"]): run for run in result["numbers"]["runs"]}
+    columns = [(dtype, of) for dtype in ("torch.float32", "torch.float64") for of in ("parameters", "moments")]
     rows = [
-        [
-            f"{run['wrapper']}, {run['processes']} processes, {run['dtype'].removeprefix('torch.')}",
-            f"{run['parameters']:.0e}",
-            f"{run['moments']:.0e}",
-        ]
-        for run in result["numbers"]["runs"]
+        [f"{wrapper}, {ranks} process{'es' * (ranks > 1)}"]
+        + [f"{runs[wrapper, ranks, column][of]:.0e}" for column, of in columns]
+        for wrapper, ranks in dict.fromkeys(key[:2] for key in runs)
     ]
-    return table(["", "parameters", "moments, relative"], rows) + "\n\n" + source_cpu(result)
+    headings = [f"{of}, {dtype.removeprefix('torch.')}" for dtype, of in columns]
+    return table(["", *headings], rows) + "\n\n" + source_cpu(result)
 
 
 MEASURED = """# What was measured
@@ -239,8 +239,8 @@ In the last column it is not (`full_precision=False`).
 ## Several processes
 
 Largest difference from one process on the joint batch, after {steps} steps with Adam, 24 rows and now and then 10. Adam
-turns rounding into steps of the size of the learning rate, hence the difference between float32 and float64. Without an
-exchange, which DistributedDataParallel would do alone, the moments are something else.
+turns rounding into steps of the size of the learning rate, hence the difference between float32 and float64. Moments
+are relative to their value. Without an exchange, which is DistributedDataParallel alone, they are something else.
 
 {processes}
 """

@@ -16,9 +16,9 @@ ROWS: dict[str, list[tuple[str, str, list[str]]]] = {
         (
             "float32, float64, bfloat16, float16",
             "points are built in float32 at least",
-            ["test_precision::test_input_of_every_precision", "test_devices::test_input_of_every_precision"],
+            ["test_precision::test_input_of_every_precision"],
         ),
-        ("non-contiguous, expanded", "", ["test_box::test_strided_input", "test_devices::test_strided_input"]),
+        ("non-contiguous, expanded", "", ["test_box::test_strided_input"]),
         ("any leading shape", "", ["test_box::test_any_leading_shape"]),
         (
             "box on another device than x",
@@ -41,7 +41,7 @@ ROWS: dict[str, list[tuple[str, str, list[str]]]] = {
         (
             "`state_dict`, `torch.load(weights_only=True)`, `deepcopy`, pickle",
             "goes on bit for bit, random numbers included",
-            ["test_state::test_a_copy_goes_on_bit_for_bit", "test_devices::test_a_copy_goes_on_bit_for_bit"],
+            ["test_state::test_a_copy_goes_on_bit_for_bit"],
         ),
         (
             "a checkpoint from another device",

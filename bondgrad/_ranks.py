@@ -48,7 +48,7 @@ class Ranks:
             if not dist.is_available() or not dist.is_initialized():
                 return None
             ddp = torch.nn.parallel.DistributedDataParallel._active_ddp_module
-            if ddp is None:
+            if ddp is None or ddp._join_config.enable:  # in a Join, some processes may have no more batches to bring
                 return None
             group = ddp.process_group
         return group if dist.get_world_size(group) > 1 else None

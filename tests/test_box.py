@@ -12,7 +12,7 @@ from bondgrad.metrics import exact_vjp
 from bondgrad.networks import ffnn
 from bondgrad.policies import Fixed
 from bondgrad.testing.boxes import TanhNetwork, Waves
-from tests.helpers import close, gradient
+from tests.helpers import close, gradient, on_each_device
 
 ESTIMATORS = {"central": Central, "forward": Forward, "simultaneous": lambda: Simultaneous(512)}
 
@@ -39,24 +39,26 @@ def test_gradients_of_the_read_in_are_those_of_automatic_differentiation():
     assert close(grads[1], grads[0])
 
 
+@on_each_device
 @pytest.mark.parametrize("lead", [(), (1,), (7,), (2, 3), (2, 1, 3)])
 @pytest.mark.parametrize("estimator", ["central", "forward"])
-def test_any_leading_shape(lead, estimator):
+def test_any_leading_shape(lead, estimator, device):
     exact = TanhNetwork(4, 16, 6)
-    layer = BlackBox(exact, 4, estimator=estimator, policy=Fixed(1e-3))
-    x, gy = torch.randn(*lead, 4), torch.randn(*lead, 6)
+    layer = BlackBox(exact, 4, estimator=estimator, policy=Fixed(1e-3)).to(device)
+    x, gy = torch.randn(*lead, 4, device=device), torch.randn(*lead, 6, device=device)
     assert layer(x).shape == (*lead, 6)
     g = gradient(layer, x, gy)
     assert g.shape == x.shape
     assert close(g.view(-1, 4), exact.vjp(x.view(-1, 4), gy.view(-1, 6)), 1e-2)
 
 
+@on_each_device
 @pytest.mark.parametrize("make", [lambda x: x.T.contiguous().T, lambda x: x[:, ::2], lambda x: x[:1].expand(5, -1)])
-def test_strided_input(make):
-    x = make(torch.randn(5, 8))
+def test_strided_input(make, device):
+    x = make(torch.randn(5, 8, device=device))
     exact = Waves(x.shape[1], 3)
-    gy = torch.randn(5, 3)
-    assert close(gradient(BlackBox(exact, x.shape[1], policy=Fixed(1e-2)), x, gy), exact.vjp(x, gy))
+    gy = torch.randn(5, 3, device=device)
+    assert close(gradient(BlackBox(exact, x.shape[1], policy=Fixed(1e-2)).to(device), x, gy), exact.vjp(x, gy))
 
 
 # ---- context
@@ -163,27 +165,30 @@ def test_several_boxes_in_one_model_do_not_interfere():
     assert [box.stats.calls for box in boxes] == [2, 2]
 
 
-def test_a_box_used_twice_in_one_graph():
+@on_each_device
+def test_a_box_used_twice_in_one_graph(device):
     net = ffnn([4, 20, 4])
-    layer = BlackBox(net, 4, policy=Fixed(1e-2))
-    x, gy = torch.randn(9, 4), torch.randn(9, 4)
+    layer = BlackBox(net, 4, policy=Fixed(1e-2)).to(device)
+    x, gy = torch.randn(2, 9, 4, device=device)
     assert close(gradient(lambda x: layer(layer(x)), x, gy), exact_vjp(lambda x: net(net(x)), x, gy))
 
 
-def test_retained_graphs_give_a_gradient_each_time():
+@on_each_device
+def test_retained_graphs_give_a_gradient_each_time(device):
     exact = Waves(3, 3)
-    layer = BlackBox(exact, 3, policy=Fixed(1e-2))
-    x = torch.randn(5, 3, requires_grad=True)
+    layer = BlackBox(exact, 3, policy=Fixed(1e-2)).to(device)
+    x = torch.randn(5, 3, device=device, requires_grad=True)
     y = layer(x)
-    for gy in torch.randn(2, 5, 3):
+    for gy in torch.randn(2, 5, 3, device=device):
         (g,) = torch.autograd.grad(y, x, gy, retain_graph=True)
         assert close(g, exact.vjp(x.detach(), gy))
 
 
+@on_each_device
 @pytest.mark.parametrize("loss", [lambda y: y.sum(), lambda y: y.square().sum()], ids=["linear", "square"])
-def test_second_derivatives_are_refused(loss):
-    x = torch.randn(5, 3, requires_grad=True)
-    (g,) = torch.autograd.grad(loss(BlackBox(torch.sin, 3)(x)), x, create_graph=True)
+def test_second_derivatives_are_refused(loss, device):
+    x = torch.randn(5, 3, device=device, requires_grad=True)
+    (g,) = torch.autograd.grad(loss(BlackBox(torch.sin, 3).to(device)(x)), x, create_graph=True)
     assert close(g.detach(), exact_vjp(torch.sin, x.detach(), torch.autograd.grad(loss(s := x.sin()), s)[0]), 0.1)
     with pytest.raises(bondgrad.BoxError, match="second derivatives through a BlackBox are not estimated"):
         (g.sum() + x.sum()).backward()

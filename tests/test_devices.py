@@ -1,8 +1,6 @@
 """On a GPU, and between devices. Skipped where there is none."""
 
-import copy
 import math
-import pickle
 import warnings
 
 import numpy as np
@@ -115,32 +113,3 @@ def test_numpy_rows_are_made_on_the_cpu():
     layer = BlackBox(fn, 3, seed=0).cuda()
     gradient(layer, torch.randn(8, 3, device="cuda"), torch.randn(8, 3, device="cuda"))
     assert [str(g.device) for g in layer.policy_state.random.generators] == ["cpu"]
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_input_of_every_precision(dtype):
-    exact = Waves(3, 2)
-    layer = BlackBox(exact, 3, policy=Fixed(1e-2)).cuda()
-    x, gy = torch.randn(5, 3).to("cuda", dtype), torch.randn(5, 2).to("cuda", dtype)
-    y, g = layer(x), gradient(layer, x, gy)
-    assert y.dtype == g.dtype == dtype
-    assert close(g.double(), exact.vjp(x.double(), gy.double()), 1e-2)
-
-
-@pytest.mark.parametrize("make", [lambda x: x.T.contiguous().T, lambda x: x[:, ::2], lambda x: x[:1].expand(5, -1)])
-def test_strided_input(make):
-    x = make(torch.randn(5, 8, device="cuda"))
-    exact = Waves(x.shape[1], 3)
-    gy = torch.randn(5, 3, device="cuda")
-    assert close(gradient(BlackBox(exact, x.shape[1], policy=Fixed(1e-2)).cuda(), x, gy), exact.vjp(x, gy))
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))])
-def test_a_copy_goes_on_bit_for_bit(copied):
-    layer = BlackBox(Waves(3, 2), 3, seed=5).cuda()
-    data, gy = torch.randn(6, 5, 3, device="cuda"), torch.randn(5, 2, device="cuda")
-    for x in data[:3]:
-        gradient(layer, x, gy)
-    other = copied(layer)
-    for x in data[3:]:
-        assert torch.equal(gradient(layer, x, gy), gradient(other, x, gy))

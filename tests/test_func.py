@@ -85,10 +85,11 @@ def test_an_ensemble_of_read_ins_around_one_box(net):
     assert torch.allclose(vmap(one)(weights), expected, atol=1e-6)
 
 
+@on_each_device
 @pytest.mark.parametrize("forward_mode", [lambda f, x: jvp(f, (x,), (x,)), lambda f, x: jacfwd(f)(x)])
-def test_forward_mode_is_refused(net, forward_mode):
+def test_forward_mode_is_refused(net, forward_mode, device):
     with pytest.raises(BoxError, match=r"forward-mode derivatives .* do not pass through a BlackBox"):
-        forward_mode(boxed(net), torch.randn(6, 4))
+        forward_mode(boxed(net, device), torch.randn(6, 4, device=device))
 
 
 def test_dual_numbers_are_refused(net):

@@ -17,11 +17,12 @@ from tests.helpers import close, gradient, needs_cuda, on_each_device
 ESTIMATORS = {"central": Central, "forward": Forward, "simultaneous": lambda: Simultaneous(512)}
 
 
+@on_each_device
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_input_of_every_precision(dtype):
+def test_input_of_every_precision(dtype, device):
     exact = Waves(3, 2)
-    layer = BlackBox(exact, 3, policy=Fixed(1e-2))
-    x, gy = torch.randn(5, 3).to(dtype), torch.randn(5, 2).to(dtype)
+    layer = BlackBox(exact, 3, policy=Fixed(1e-2)).to(device)
+    x, gy = torch.randn(5, 3).to(device, dtype), torch.randn(5, 2).to(device, dtype)
     y, g = layer(x), gradient(layer, x, gy)
     assert y.dtype == g.dtype == dtype
     assert close(g.double(), exact.vjp(x.double(), gy.double()), 1e-2)
@@ -37,14 +38,15 @@ def test_the_policys_state_keeps_its_precision(convert):
     gradient(layer, torch.randn(5, 3), torch.randn(5, 3))
 
 
+@on_each_device
 @pytest.mark.parametrize("convert", [nn.Module.half, nn.Module.bfloat16, nn.Module.double])
-def test_a_model_of_another_precision_around_a_module(convert):
+def test_a_model_of_another_precision_around_a_module(convert, device):
     torch.manual_seed(0)
     net = ffnn([3, 20, 2])
-    model = convert(nn.Sequential(nn.Linear(3, 3), BlackBox(net, 3, policy=Fixed(1e-2)), nn.Linear(2, 1)))
+    model = convert(nn.Sequential(nn.Linear(3, 3), BlackBox(net, 3, policy=Fixed(1e-2)), nn.Linear(2, 1))).to(device)
     dtype = model[0].weight.dtype
     assert net[0].weight.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    model(torch.randn(8, 3, dtype=dtype)).sum().backward()
+    model(torch.randn(8, 3, dtype=dtype, device=device)).sum().backward()
     assert model[0].weight.grad.dtype == dtype
 
 

@@ -10,14 +10,15 @@ from torch import nn
 
 from bondgrad import BlackBox
 from bondgrad.testing.boxes import Waves
-from tests.helpers import close, gradient, same_state
+from tests.helpers import close, gradient, on_each_device, same_state
 
 
+@on_each_device
 @pytest.mark.parametrize("situation", ["no_grad", "inference_mode", "detached", "eval"])
-def test_one_call_and_no_trace(situation):
-    layer = BlackBox(Waves(3, 2), 3, seed=0)
+def test_one_call_and_no_trace(situation, device):
+    layer = BlackBox(Waves(3, 2), 3, seed=0).to(device)
     before = copy.deepcopy(layer.state_dict())
-    x = torch.randn(5, 3, requires_grad=situation != "detached")
+    x = torch.randn(5, 3, device=device, requires_grad=situation != "detached")
     if situation == "eval":
         layer.eval()
         y = layer(x)
@@ -31,10 +32,11 @@ def test_one_call_and_no_trace(situation):
     assert same_state(layer.state_dict(), before)
 
 
-def test_gradients_in_eval_mode_leave_no_trace():
+@on_each_device
+def test_gradients_in_eval_mode_leave_no_trace(device):
     exact = Waves(3, 2)
-    layer = BlackBox(exact, 3, seed=0)
-    x, gy = torch.randn(5, 3), torch.randn(5, 2)
+    layer = BlackBox(exact, 3, seed=0).to(device)
+    x, gy = torch.randn(5, 3, device=device), torch.randn(5, 2, device=device)
     gradient(layer, x, gy)
     before = copy.deepcopy(layer.state_dict())
     layer.eval()
@@ -58,16 +60,17 @@ def by_state_dict(layer):
     file = io.BytesIO()
     torch.save(layer.state_dict(), file)
     file.seek(0)
-    other = BlackBox(layer.fn, 3, seed=99)
+    other = BlackBox(layer.fn, 3, seed=99).to(layer.policy_state.sums.device)
     other.load_state_dict(torch.load(file, weights_only=True))
     return other
 
 
+@on_each_device
 @pytest.mark.parametrize("copied", [by_state_dict, copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))])
-def test_a_copy_goes_on_bit_for_bit(copied):
-    layer = BlackBox(Waves(3, 2), 3, seed=5)
-    data = torch.randn(6, 5, 3)
-    gy = torch.randn(5, 2)
+def test_a_copy_goes_on_bit_for_bit(copied, device):
+    layer = BlackBox(Waves(3, 2), 3, seed=5).to(device)
+    data = torch.randn(6, 5, 3, device=device)
+    gy = torch.randn(5, 2, device=device)
     for x in data[:3]:
         gradient(layer, x, gy)
     other = copied(layer)
