@@ -84,7 +84,7 @@ def on_this_rank(rank: int, ranks: int, wrapper: str, where: Where, folder: str)
     box = model[1]
     assert isinstance(box, bondgrad.BlackBox)
     if wrapper == "DDP, no exchange":
-        box._ranks.current = lambda: None  # type: ignore[method-assign]
+        box.policy_state.ranks.current = lambda: None  # type: ignore[method-assign]
     trained: nn.Module = model
     if wrapper == "FSDP":
         mesh = init_device_mesh("cpu", (ranks,))

@@ -91,7 +91,7 @@ class Limits:
         if not isinstance(limits, (Sequence, np.ndarray, Tensor)) or len(limits) != 2:
             raise ValueError(f"limits must be a pair (low, high), got {limits!r}")
         try:
-            low, high = (torch.as_tensor(limit, dtype=torch.float64).cpu() for limit in limits)
+            low, high = (torch.as_tensor(limit, dtype=torch.float64, device="cpu") for limit in limits)
         except (TypeError, ValueError, RuntimeError) as error:
             raise ValueError(f"limits must be numbers, got {limits!r}") from error
         if any(limit.shape not in ((), (in_features,)) for limit in (low, high)):

@@ -53,7 +53,10 @@ class Bridge(torch.autograd.Function):
 
 def check_tangent(x: Tensor) -> None:
     """Refuse an x with a tangent, which would otherwise be lost without a word where no gradient is wanted."""
-    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:  # type: ignore[no-untyped-call]
+    if forward_ad._current_level < 0:
+        return
+    # A compiler sees no tangents, but would lose them.
+    if torch.compiler.is_compiling() or forward_ad.unpack_dual(x).tangent is not None:  # type: ignore[no-untyped-call]
         refuse_forward_mode()
 
 

@@ -1,13 +1,16 @@
 """Activation checkpointing runs a forward pass again in the backward pass. The box is not called again for that."""
 
+import itertools
 import sys
 from collections import deque
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
-MOST = 256  # answers kept: more are forward passes whose backward pass never came
+MOST = 64  # answers kept: more are forward passes whose backward pass never came
 
 
 def in_backward() -> bool:
@@ -16,36 +19,83 @@ def in_backward() -> bool:
 
 
 def in_checkpoint() -> bool:
-    """Whether `torch.utils.checkpoint`, of either kind, is running this code."""
+    """Whether this is a forward pass that `torch.utils.checkpoint`, of either kind, will run again, or does."""
+    if torch.is_inference_mode_enabled():
+        return False
+    graded = torch.is_grad_enabled()
     frame: Any = sys._getframe(1)
     while frame is not None:
-        if frame.f_globals.get("__name__") == "torch.utils.checkpoint":
+        # Without gradients only the first run of the reentrant kind, whose name is that, is run again.
+        if frame.f_globals.get("__name__") == "torch.utils.checkpoint" and (
+            graded or frame.f_code.co_name == "forward"
+        ):
             return True
         frame = frame.f_back
     return False
 
 
+def unseen() -> AbstractContextManager[Any]:
+    """Hidden from selective checkpointing, which would otherwise take what the box does for the network's work."""
+    return _disable_current_modes()
+
+
 class Answer(NamedTuple):
     """One forward pass through the box."""
 
+    ticket: int  # to know it by
     rows: tuple[Tensor, ...]  # x and the contexts
     value: Any  # what it gave
+    random: tuple[list[Tensor], list[Tensor]]  # torch's random numbers before and after, which the box may draw from
 
 
 class Answers:
-    """What forward passes inside checkpoints gave, until they are run again."""
+    """What forward passes inside checkpoints gave, until their gradient was computed. Copies start empty."""
 
     def __init__(self) -> None:
         self._kept: deque[Answer] = deque(maxlen=MOST)
+        self._tickets = itertools.count(1)
 
-    def keep(self, rows: tuple[Tensor, ...], value: object) -> None:
-        """Remember."""
-        self._kept.append(Answer(tuple(t.clone() for t in rows), value))
+    def __reduce__(self) -> Any:  # noqa: ANN401
+        return Answers, ()
 
-    def take(self, rows: tuple[Tensor, ...]) -> Any | None:  # noqa: ANN401
-        """What was given for these rows, bit for bit the same ones; None if that is not known. Forgets it."""
-        for i, answer in enumerate(self._kept):
-            if all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(answer.rows, rows, strict=True)):
-                del self._kept[i]
-                return answer.value
+    def keep(self, rows: tuple[Tensor, ...], value: object, before: list[Tensor]) -> int:
+        """Remember. `before`: `random_states` before the box was called."""
+        after = random_states(rows[0].device)
+        answer = Answer(next(self._tickets), tuple(t.clone() for t in rows), value, (before, after))
+        self._kept.append(answer)
+        return answer.ticket
+
+    def find(self, rows: tuple[Tensor, ...]) -> Answer | None:
+        """The latest answer to these rows, bit for bit the same ones. Random numbers are then as it left them."""
+        answer: Answer
+        for answer in reversed(self._kept):
+            if len(rows) == len(answer.rows) and all(map(_same, rows, answer.rows)):
+                before, after = answer.random
+                now = random_states(rows[0].device)
+                if all(map(torch.equal, now, before)):  # else the checkpoint does not care for them
+                    set_random_states(rows[0].device, after)
+                return answer
         return None
+
+    def forget(self, ticket: int) -> None:
+        """Its gradient was computed."""
+        for i, answer in enumerate(self._kept):
+            if answer.ticket == ticket:
+                del self._kept[i]
+                return
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
+
+
+def random_states(device: torch.device) -> list[Tensor]:
+    """Torch's own random numbers, on the CPU and on this device."""
+    return [torch.get_rng_state()] + ([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])
+
+
+def set_random_states(device: torch.device, states: list[Tensor]) -> None:
+    """The counterpart of `random_states`."""
+    torch.set_rng_state(states[0])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(states[1], device)

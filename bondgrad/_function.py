@@ -31,7 +31,7 @@ class RowFunction:
         self.interfaces = find_interfaces(fn)  # to be tried in this order; one, once it is known
         self.rounding = 0.0  # of the answers, in their own precision
         self.dtype = torch.float32  # of the answers, as handed on
-        self._tensors = first_tensor(fn) if isinstance(fn, nn.Module) else None
+        self._tensors = tensors_of(fn) if isinstance(fn, nn.Module) else []
         self.calls = 0
         self.evaluations = 0
         self.seconds = 0.0
@@ -53,11 +53,28 @@ class RowFunction:
         """Where the function works, given that its rows come from `device`: they are best made there."""
         if self.interfaces == ("numpy",):
             return CPU
-        if self._tensors:  # by name, since loading and moving may replace them
-            tensors, name = self._tensors
-            home: torch.device = tensors[name].device
-            return home
+        for tensors, name in self._tensors:
+            if tensors.get(name) is not None:
+                home: torch.device = tensors[name].device
+                return home
         return device
+
+    def tensors(self) -> list[Tensor | None]:
+        """The parameters and buffers that a module works with at this moment."""
+        return [tensors.get(name) for tensors, name in self._tensors]
+
+    def check_tensors(self, before: list[Tensor | None]) -> None:
+        """Refuse to go on with other values than those of the forward pass: those of `functional_call` are gone."""
+        pairs = zip(before, self.tensors(), strict=True)
+        try:
+            same = all(a is b or (a is not None and b is not None and torch.equal(a, b)) for a, b in pairs)
+        except RuntimeError:  # of a transform that is over, or not to be compared
+            same = False
+        if not same:
+            raise BoxError(
+                f"the parameters of the box {describe(self.fn)} are not those of the forward pass any more: leave them "
+                "out of what functional_call replaces, and do not change them before the backward pass"
+            )
 
     def _answer(self, points: Tensor, context: tuple[Tensor, ...]) -> object:
         start = time.perf_counter()
@@ -77,10 +94,11 @@ class RowFunction:
                 raise
             first_try = error.__context__ if len(self.interfaces) == 2 else None  # with the other kind of array
             also = "" if first_try is None else f" (and, tried otherwise, {type(first_try).__name__}: {first_try})"
+            hint = "" if isinstance(self.fn, nn.Module) else f" {ANNOTATE}"
             raise BoxError(
                 f"the box {describe(self.fn)} raised {type(error).__name__} on {len(points)} rows of "
                 f"{points.shape[1]} inputs, {points.dtype}: {error}{also}. Call it yourself on an array of that shape "
-                f"to see why. {ANNOTATE}"
+                f"to see why.{hint}"
             ) from error
         finally:
             self.seconds += time.perf_counter() - start
@@ -124,10 +142,10 @@ class RowFunction:
         return answer.detach().to(points.device)
 
 
-def first_tensor(module: nn.Module) -> tuple[dict[str, Any], str] | None:
-    """Where a parameter of the module, or else a buffer, is kept: a dictionary and its key."""
+def tensors_of(module: nn.Module) -> list[tuple[dict[str, Any], str]]:
+    """Where a module's parameters and buffers are kept: dictionaries and keys, since the tensors may be replaced."""
     kept: list[dict[str, Any]] = [m._parameters for m in module.modules()] + [m._buffers for m in module.modules()]
-    return next(((tensors, name) for tensors in kept for name, t in tensors.items() if t is not None), None)
+    return [(tensors, name) for tensors in kept for name, t in tensors.items() if t is not None]
 
 
 def from_numpy(array: np.ndarray) -> Tensor:

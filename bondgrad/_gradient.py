@@ -9,9 +9,20 @@ from torch import Tensor
 from bondgrad._arguments import Limits
 from bondgrad._device import look_is_free
 from bondgrad._function import RowFunction
+from bondgrad._ranks import ALONE, Part
 from bondgrad.estimators import Estimator, Site
 from bondgrad.evaluators import Evaluator
 from bondgrad.policies import Steps
+
+
+class Circumstances(NamedTuple):
+    """Of a forward pass, for its backward pass."""
+
+    training: bool
+    autocast: torch.dtype | None  # for a box that does not run in full precision
+    part: Part = ALONE  # of a joint batch
+    ticket: int = 0  # of an answer kept for activation checkpointing; 0: none
+    tensors: list[Tensor | None] | None = None  # the parameters of a box that is a module
 
 
 class Parts(NamedTuple):

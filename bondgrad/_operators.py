@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bondgrad._bridge import Once, refuse_forward_mode
-from bondgrad._ranks import ALONE
+from bondgrad._gradient import Circumstances
 from bondgrad.errors import BoxError
 
 if TYPE_CHECKING:
@@ -31,36 +31,66 @@ def register(layer: "BlackBox") -> int:
     return number
 
 
+def lookup(number: int) -> "BlackBox":
+    """The layer of that number."""
+    layer = _layers.get(number)
+    if layer is None:
+        raise BoxError("the BlackBox that this graph calls is gone: keep the model as long as what was made of it")
+    return layer
+
+
+def transforming() -> bool:
+    """Whether a transform of `torch.func` is at work."""
+    return torch._C._are_functorch_transforms_active()
+
+
 def needed() -> bool:
     """Whether a compiler or a transform is looking."""
-    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    return torch.compiler.is_compiling() or transforming()
 
 
 # CUDA graphs that a compiler makes must leave the box alone: it may be anything.
 TAGS = (torch.Tag.cudagraph_unsafe, torch.Tag.nondeterministic_seeded)
 
 
+# Among the arguments of the operators are the number of the layer, autocast's dtype if it is to reach the box, and a
+# ticket. The ticket is an empty tensor of its own for every call: to a compiler two calls with the same
+# arguments would be one, but the box may answer differently each time.
+
+
 @torch.library.custom_op("bondgrad::evaluate", mutates_args=(), tags=TAGS)
 def evaluate(
-    x: Tensor, context: list[Tensor], layer: int, autocast: torch.dtype | None, train: bool
+    x: Tensor,
+    context: list[Tensor],
+    layer: int,
+    autocast: torch.dtype | None,
+    ticket: Tensor,  # noqa: ARG001
 ) -> tuple[Tensor, Tensor]:
     """The box at x [B, d]: in the dtype of x, and as the box answered (no dtype has more digits than this one)."""
-    y, _ = _layers[layer]._evaluate(x.detach(), tuple(context), autocast, learns=train)
+    y = lookup(layer)._evaluate(x.detach(), tuple(context), autocast, learns=False)[0]
     return y.to(x.dtype, copy=True), y.double()
 
 
 @torch.library.custom_op("bondgrad::differentiate", mutates_args=(), tags=TAGS)
 def differentiate(
-    x: Tensor, y: Tensor, gy: Tensor, context: list[Tensor], layer: int, autocast: torch.dtype | None, train: bool
+    x: Tensor,
+    y: Tensor,
+    gy: Tensor,
+    context: list[Tensor],
+    layer: int,
+    autocast: torch.dtype | None,
+    train: bool,
+    ticket: Tensor,  # noqa: ARG001
 ) -> Tensor:
     """The gradient [B, d] at x [B, d], for gy [B, d_out]."""
-    box = _layers[layer]
-    return box._differentiate(train, autocast, ALONE, x, y.to(box._function.dtype), gy, *context).contiguous()
+    box = lookup(layer)
+    how = Circumstances(train, autocast)
+    return box._differentiate(how, x, y.to(box._function.dtype), gy, *context).contiguous()
 
 
 @evaluate.register_fake
 def _(x: Tensor, _context: list[Tensor], layer: int, *_: object) -> tuple[Tensor, Tensor]:
-    width = _layers[layer].out_features
+    width = lookup(layer).out_features
     if width is None:
         raise BoxError("to compile a BlackBox, say how wide its answers are: BlackBox(fn, in_features, out_features)")
     y = x.new_empty(len(x), width)
@@ -101,43 +131,69 @@ class Opaque(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        x: Tensor, layer: int, autocast: torch.dtype | None, train: bool, *context: Tensor
+        x: Tensor,
+        layer: int,
+        autocast: torch.dtype | None,
+        _train: bool,
+        ticket: Tensor,
+        *context: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """See `evaluate`."""
-        y, exact = evaluate(x, list(context), layer, autocast, train)
+        y, exact = evaluate(x, list(context), layer, autocast, ticket)
         return y, exact
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:  # noqa: ANN401
         """Keep what the gradient needs."""
-        x, ctx.layer, ctx.autocast, ctx.train, *context = inputs
-        ctx.save_for_backward(x, output[1], *context)
+        x, ctx.layer, ctx.autocast, ctx.train, ticket, *context = inputs
+        ctx.save_for_backward(x, output[1], ticket, *context)
         ctx.mark_non_differentiable(output[1])
 
     @staticmethod
     def backward(ctx: Any, gy: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         """See `differentiate`."""
-        x, y, *context = ctx.saved_tensors
-        g = differentiate(x.detach(), y, gy.detach(), context, ctx.layer, ctx.autocast, ctx.train)
+        x, y, ticket, *context = ctx.saved_tensors
+        g = differentiate(x.detach(), y, gy.detach(), context, ctx.layer, ctx.autocast, ctx.train, ticket)
         if not torch.compiler.is_compiling():  # compiled code refuses second derivatives itself
             g = Once.apply(g, x, gy)  # type: ignore[no-untyped-call]
-        return g, *(None for _ in range(3 + len(context)))
+        return g, *(None for _ in range(4 + len(context)))
 
 
 class Transformed(Opaque):
-    """For the transforms, some of which work in forward mode. A compiler takes no function that has a `jvp`."""
+    """For the transforms. A compiler takes no function with a `jvp`, nor one that keeps Python objects."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:  # noqa: ANN401
+        """Also the layer, lest it be gone, and the parameters it has now."""
+        Opaque.setup_context(ctx, inputs, output)
+        ctx.box = lookup(inputs[1])
+        ctx.tensors = ctx.box._function.tensors()
 
     @staticmethod
     def jvp(_ctx: Any, *_: Any) -> Any:  # noqa: ANN401
         """Refuse."""
         refuse_forward_mode()
 
+    @staticmethod
+    def backward(ctx: Any, gy: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        """See `Opaque.backward`."""
+        ctx.box._function.check_tensors(ctx.tensors)
+        return Opaque.backward(ctx, gy, _)
+
 
 def attach(x: Tensor, layer: int, autocast: torch.dtype | None, train: bool, context: tuple[Tensor, ...]) -> Tensor:
     """The box at x [B, d], as an operator with a gradient."""
-    if torch.compiler.is_compiling() and not (x.requires_grad and torch.is_grad_enabled()):
-        y: Tensor = evaluate(x, list(context), layer, autocast, False)[0]  # the compiler cannot follow `Opaque` there
-        return y
-    function = Opaque if torch.compiler.is_compiling() else Transformed
-    out, _ = function.apply(x, layer, autocast, train, *context)  # type: ignore[no-untyped-call]
+    if torch.compiler.is_exporting():
+        raise BoxError("a model with a BlackBox cannot be exported: what it calls lives in this process")
+    ticket = torch.empty(0, device=x.device)
+    if not torch.compiler.is_compiling():
+        if any(t is not None and torch._C._functorch.is_batchedtensor(t) for t in lookup(layer)._function.tensors()):
+            raise BoxError("the parameters of a box cannot be mapped over: leave them out of the vmap")
+        out, _ = Transformed.apply(x, layer, autocast, train, ticket, *context)  # type: ignore[no-untyped-call]
+    elif transforming():
+        raise BoxError("a transform of torch.func over a BlackBox cannot be compiled: transform the compiled model")
+    elif x.requires_grad and torch.is_grad_enabled():
+        out, _ = Opaque.apply(x, layer, autocast, train, ticket, *context)  # type: ignore[no-untyped-call]
+    else:  # where the compiler cannot follow `Opaque`
+        out, _ = evaluate(x, list(context), layer, autocast, ticket)
     return out  # type: ignore[no-any-return]

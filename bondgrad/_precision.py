@@ -26,9 +26,10 @@ def arithmetic(full: bool, device: torch.device, autocast: torch.dtype | None) -
         changes.append(torch.no_grad())
     if not full and autocast is not None:
         changes.append(torch.autocast(kind, dtype=autocast))
-    elif torch.is_autocast_enabled(kind):
-        changes.append(torch.autocast(kind, enabled=False))
-    if full and any(setting.own.fp32_precision not in IEEE for setting in SETTINGS):
+    # For both kinds, since a function may take its rows elsewhere.
+    off = [k for k in ("cpu", "cuda") if torch.is_autocast_enabled(k) and (full or (k == kind and autocast is None))]
+    changes += [torch.autocast(k, enabled=False) for k in off]
+    if full and _full_float32.needed():
         changes.append(_full_float32)
     if len(changes) > 1:
         return all_of(changes)
@@ -67,6 +68,11 @@ class _FullFloat32:
         self._lock = threading.Lock()
         self._inside = 0
         self._before = contextlib.ExitStack()
+
+    def needed(self) -> bool:
+        """Whether there is anything to switch off, or another thread has done so for its own time only."""
+        with self._lock:
+            return self._inside > 0 or any(setting.own.fp32_precision not in IEEE for setting in SETTINGS)
 
     def __enter__(self) -> None:
         with self._lock:

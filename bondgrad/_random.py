@@ -46,10 +46,9 @@ class Generators:
         elif known is not fork:  # in place, since a captured graph may draw from this very generator
             known.set_state(fork.get_state())
 
-    @property
-    def generators(self) -> tuple[torch.Generator, ...]:
-        """Those there are by now: a captured graph draws from these very ones."""
-        return tuple(self._by_device.values())
+    def generators(self, kind: str) -> tuple[torch.Generator, ...]:
+        """Those that there are by now on devices of this kind."""
+        return tuple(generator for device, generator in self._by_device.items() if device.type == kind)
 
     def state(self) -> dict[str, Any]:
         """All there is to save: numbers and tensors only."""

@@ -6,7 +6,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bondgrad.policies import Policy, State
+from bondgrad.policies import Policy, State, Steps
+
+OLDEST = 8  # forward passes ago whose gradient is still waited for
 
 
 class Part(NamedTuple):
@@ -16,53 +18,73 @@ class Part(NamedTuple):
     rows: int = 0  # of all processes
     first: int = 0  # that is ours
     sums: Tensor | None = None  # [k] `Policy.measure` of all rows
+    number: int = 0  # of the forward pass
 
 
 ALONE = Part()
 
 
+class Pending:
+    """A forward pass in which the processes took part, and what the gradient said here, once it was computed."""
+
+    def __init__(self, number: int, rows: int) -> None:
+        self.number, self.rows = number, rows
+        self.summary: Tensor | None = None
+
+
 class Ranks:
     """Exchanges sums over rows with the other processes.
 
+    All processes come through their forward passes in step, but one may have computed a gradient that another has not.
+    So every exchange speaks of the same forward passes everywhere, and of each says who has a gradient. What all have
+    is learnt.
+
     Args:
         group: The processes. None: those of the DistributedDataParallel whose forward pass is running, if any.
+        in_features: d.
     """
 
-    def __init__(self, group: "dist.ProcessGroup | None") -> None:
-        self.group = group
+    def __init__(self, group: "dist.ProcessGroup | None", in_features: int) -> None:
+        self.group, self.in_features = group, in_features
         self.last: dist.ProcessGroup | None = None  # exchanged with
-        self._pending: list[tuple[Tensor, int]] = []  # (our summary, joint rows) of steps not yet learnt from
+        self._passes = 0
+        self._pending: list[Pending] = []
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Ranks":
-        other = Ranks(self.group)  # a group cannot be copied, nor need it be
-        other.last, other._pending = self.last, list(self._pending)
+        other = Ranks(self.group, self.in_features)  # a group cannot be copied, nor need it be
+        memo[id(self)] = other
         return other
 
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"group": None, "last": None}  # a group cannot be pickled
+    def __reduce__(self) -> Any:  # noqa: ANN401
+        return Ranks, (None, self.in_features)  # nor can it be pickled
 
     def current(self) -> "dist.ProcessGroup | None":
         """The processes to exchange with at this moment, if there is more than one."""
-        group = self.group
-        if group is None:
-            if not dist.is_available() or not dist.is_initialized():
-                return None
-            ddp = torch.nn.parallel.DistributedDataParallel._active_ddp_module
-            if ddp is None or ddp._join_config.enable:  # in a Join, some processes may have no more batches to bring
-                return None
-            group = ddp.process_group
-        return group if dist.get_world_size(group) > 1 else None
+        if not dist.is_available() or not dist.is_initialized():
+            return None
+        ddp = torch.nn.parallel.DistributedDataParallel._active_ddp_module
+        if ddp is not None and ddp._join_config.enable:  # some processes may have no more batches to bring
+            return None
+        group = self.group if self.group is not None or ddp is None else ddp.process_group
+        return group if group is not None and dist.get_world_size(group) > 1 else None
 
-    def remember(self, summary: Tensor, rows: int) -> None:
-        """Keep what this process saw in one backward pass until the next `exchange`."""
-        self._pending.append((summary, rows))
+    def remember(self, part: Part, summary: Tensor) -> None:
+        """Keep what a gradient said here until the next `exchange`. Of several to one forward pass, the last counts."""
+        for pending in self._pending:
+            if pending.number == part.number:
+                pending.summary = summary
+
+    def forget(self) -> None:
+        """What was computed so far is not to be learnt: another state was loaded."""
+        for pending in self._pending:
+            pending.summary = None
 
     def exchange(
         self, group: "dist.ProcessGroup", policy: Policy, state: State, x: Tensor | None
     ) -> tuple[Part, State]:
-        """Where the rows x [B, d] stand in the joint batch, and the state after what is pending.
+        """Where the rows x [B, d] stand in the joint batch, and the state after what all processes have computed.
 
-        All processes call this at the same points of their programs. It belongs into the forward pass: in the backward
+        All of them call this at the same points of their programs. It belongs into the forward pass: in the backward
         pass it would get between the wrapper's own reductions.
         """
         self.last = group
@@ -71,17 +93,34 @@ class Ranks:
         sizes = torch.zeros(ranks, dtype=torch.float64, device=device)
         measured = sizes.new_empty(0)
         if x is not None:
-            sizes[rank] = len(x)
+            sizes[rank] = x.shape[0]
             measured = policy.measure(x)
-        summaries = [summary for summary, _ in self._pending]
-        parts = [sizes, measured, *summaries]
-        joint = torch.cat([part.flatten().double() for part in parts])
+        known = sizes.new_tensor([pending.summary is not None for pending in self._pending])
+        computed = [pending.summary for pending in self._pending]
+        dtype = next((summary.dtype for summary in computed if summary is not None), torch.float64)
+        blank = _blank_summary(policy, self.in_features, dtype)
+        summaries = [blank if summary is None else summary for summary in computed]
+        parts = [sizes, known, measured, *summaries]
+        joint = torch.cat([part.flatten().to(device, torch.float64) for part in parts])
         dist.all_reduce(joint, group=group)
-        joint_sizes, sums, *joint_summaries = joint.split([part.numel() for part in parts])  # type: ignore[no-untyped-call]
-        for (local, rows), summary in zip(self._pending, joint_summaries, strict=True):
-            state = policy.observe(state, summary.view(local.shape).to(local.dtype), rows)
-        self._pending = []
+        lengths = [part.numel() for part in parts]
+        joint_sizes, joint_known, sums, *joint_summaries = joint.split(lengths)  # type: ignore[no-untyped-call]
+        left = []
+        for pending, count, summary in zip(self._pending, joint_known.tolist(), joint_summaries, strict=True):
+            if count == ranks:
+                state = policy.observe(state, summary.view(blank.shape).to(dtype), pending.rows)
+            elif count == 0 and pending.number > self._passes - OLDEST:
+                left.append(pending)  # its backward pass may be yet to come; of others some will never have one
+        self._pending = left
         if x is None:
             return ALONE, state
         counts = [int(n) for n in joint_sizes.tolist()]
-        return Part(ranks, sum(counts), sum(counts[:rank]), sums.to(x.dtype)), state
+        self._passes += 1
+        self._pending.append(Pending(self._passes, sum(counts)))
+        return Part(ranks, sum(counts), sum(counts[:rank]), sums.to(x.dtype), self._passes), state
+
+
+def _blank_summary(policy: Policy, in_features: int, dtype: torch.dtype) -> Tensor:
+    """In the place of a summary that this process does not have."""
+    nothing = torch.zeros(1, 1, in_features, dtype=dtype, device="cpu")
+    return policy.summarize(nothing[0], Steps(nothing, nothing, nothing[0, 0], nothing[0, 0]))

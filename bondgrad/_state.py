@@ -1,13 +1,17 @@
 """What a layer carries from step to step."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from bondgrad._random import Generators
+from bondgrad._ranks import Ranks
 from bondgrad.policies import Policy, State
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 class PolicyState(nn.Module):
@@ -16,13 +20,14 @@ class PolicyState(nn.Module):
     It never goes to half precision with it: squares of gradients would be lost to its range.
     """
 
-    def __init__(self, policy: Policy, in_features: int, seed: int | None) -> None:
+    def __init__(self, policy: Policy, in_features: int, seed: int | None, group: "ProcessGroup | None") -> None:
         super().__init__()
         self.names = []
         for name, value in policy.init(in_features).items():
             self.register_buffer(name, value)
             self.names.append(name)
         self.random = Generators(seed)
+        self.ranks = Ranks(group, in_features)
 
     def read(self, device: torch.device) -> State:
         """The state, where it is needed."""
@@ -43,6 +48,7 @@ class PolicyState(nn.Module):
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """The counterpart of `get_extra_state`."""
         self.random.load(state)
+        self.ranks.forget()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "PolicyState":
         kept = {name: self.get_buffer(name) for name in self.names}

@@ -1,7 +1,7 @@
 """What the layer remembers for people, not for its work."""
 
 import warnings
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,6 +39,10 @@ class Trace:
         self.captured: list[Step] = []  # by the graph that is being captured
         self._failures: dict[torch.device, Tensor] = {}  # counted where they happen, lest anything waits
         self._warned = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies need not carry the last step's perturbations."""
+        return self.__dict__ | {"last": None, "captured": []}
 
     def add_failures(self, count: Tensor, raises: bool) -> None:
         """Count; raise, or warn once. Where a look at the number is not free, the warning comes when it is read."""

@@ -12,14 +12,15 @@ from torch.utils.hooks import RemovableHandle
 from bondgrad import _operators as operators
 from bondgrad._arguments import Limits, check_input, chosen, context_rows, positive_float, positive_int
 from bondgrad._bridge import attach, check_tangent
-from bondgrad._checkpoint import Answers, in_backward, in_checkpoint
+from bondgrad._checkpoint import Answers, in_backward, in_checkpoint, random_states, unseen
 from bondgrad._device import is_capturing
 from bondgrad._function import RowFunction, describe
-from bondgrad._gradient import Parts, estimate, evaluate, normalized
+from bondgrad._gradient import Circumstances, Parts, estimate, evaluate, normalized
 from bondgrad._precision import arithmetic, autocast_dtype
-from bondgrad._ranks import ALONE, Part, Ranks
+from bondgrad._ranks import ALONE, Part
 from bondgrad._state import PolicyState
 from bondgrad._trace import Stats, Step, Trace
+from bondgrad.errors import BoxError
 from bondgrad.estimators import Central, Estimator, Forward, Simultaneous
 from bondgrad.evaluators import Evaluator, Local
 from bondgrad.policies import Batch, Bond, Policy
@@ -114,12 +115,11 @@ class BlackBox(nn.Module):
         self.full_precision = full_precision
         width = None if out_features is None else positive_int("out_features", out_features)
 
-        self.fn = fn.requires_grad_(False).eval() if isinstance(fn, nn.Module) else fn
         self._function = RowFunction(fn, width)
-        self.policy_state = PolicyState(self.policy, self.in_features, seed)
+        self.fn = fn
+        self.policy_state = PolicyState(self.policy, self.in_features, seed, process_group)
         self._trace = Trace()
         self._answers = Answers()
-        self._ranks = Ranks(process_group)
         self._number = operators.register(self)
         self._step_hooks: OrderedDict[int, Callable[[BlackBox, Step], None]] = OrderedDict()
 
@@ -158,8 +158,9 @@ class BlackBox(nn.Module):
         """The box at x [B, d], in eager code."""
         if not (x.requires_grad and torch.is_grad_enabled()):
             return self._evaluate(x.detach(), context, autocast, learns=False)[0]
-        y, part = self._evaluate(x.detach(), context, autocast, learns=self.training)
-        return attach(x, y, functools.partial(self._differentiate, self.training, autocast, part), context)
+        y, part, ticket = self._evaluate(x.detach(), context, autocast, learns=self.training)
+        how = Circumstances(self.training, autocast, part, ticket, self._function.tensors())
+        return attach(x, y, functools.partial(self._differentiate, how), context)
 
     @torch.compiler.disable(reason=UNKNOWN_WIDTH)  # type: ignore[untyped-decorator, no-untyped-call]
     def _plain_at_first(self, x: Tensor, context: tuple[Tensor, ...], autocast: torch.dtype | None) -> Tensor:
@@ -169,25 +170,37 @@ class BlackBox(nn.Module):
 
     def _evaluate(
         self, x: Tensor, context: tuple[Tensor, ...], autocast: torch.dtype | None, *, learns: bool
+    ) -> tuple[Tensor, Part, int]:
+        """The box at x [B, d] itself, in memory of its own; where x stands in a joint batch; and a ticket.
+
+        Inside an activation checkpoint the answer is kept, and given when the forward pass is run again. The ticket is
+        for forgetting it; elsewhere it is 0.
+        """
+        if is_capturing(x.device) or not in_checkpoint():
+            return *self._ask(x, context, autocast, learns and not in_backward()), 0
+        with unseen():
+            if in_backward() and (known := self._answers.find((x, *context))) is not None:
+                y, part = known.value
+                return y.clone(), part, known.ticket
+            before = random_states(x.device)
+            y, part = self._ask(x, context, autocast, self.training and not in_backward())
+            return y, part, self._answers.keep((x, *context), (y.clone(), part), before)
+
+    def _ask(
+        self, x: Tensor, context: tuple[Tensor, ...], autocast: torch.dtype | None, learns: bool
     ) -> tuple[Tensor, Part]:
-        """The box at x [B, d] itself, in memory of its own, and where x stands in a joint batch."""
-        rerun = in_backward()
-        checkpointed = self.training and not is_capturing(x.device) and in_checkpoint()
-        if rerun and checkpointed:
-            known: tuple[Tensor, Part] | None = self._answers.take((x, *context))
-            if known is not None:
-                return known
+        """See `_evaluate`: the box is called, and the other processes are asked."""
         home = self._function.home(x.device)
         rows = (x, *context) if home == x.device else tuple(t.to(home) for t in (x, *context))
         with arithmetic(self.full_precision, home, autocast):
             y = evaluate(self._parts(), self._inside(rows[0]), rows[1:]).to(x.device, copy=True)
-        part = ALONE
-        if (learns or checkpointed) and not rerun and (group := self._ranks.current()) is not None:
-            state = self.policy_state.read(x.device)
-            part, new_state = self._ranks.exchange(group, self.policy, state, self._inside(x))
-            self.policy_state.write(new_state)
-        if checkpointed and not rerun:
-            self._answers.keep((x, *context), (y.clone(), part))  # y itself goes to the user
+        policy_state = self.policy_state
+        group = policy_state.ranks.current() if learns else None
+        if group is None:
+            return y, ALONE
+        state = policy_state.read(x.device)
+        part, new_state = policy_state.ranks.exchange(group, self.policy, state, self._inside(x))
+        policy_state.write(new_state)
         return y, part
 
     def _inside(self, x: Tensor) -> Tensor:
@@ -199,23 +212,23 @@ class BlackBox(nn.Module):
 
     # ---- backward
 
-    def _differentiate(
-        self,
-        training: bool,
-        autocast: torch.dtype | None,
-        part: Part,
-        x: Tensor,
-        y: Tensor,
-        gy: Tensor,
-        *context: Tensor,
-    ) -> Tensor:
-        """The gradient [B, d] at x [B, d]: all but `gy` is of the forward pass."""
+    def _differentiate(self, how: Circumstances, x: Tensor, y: Tensor, gy: Tensor, *context: Tensor) -> Tensor:
+        """The gradient [B, d] at x [B, d], y [B, d_out] being the box there."""
+        if operators.transforming():  # of gradients, which the operator knows how to do
+            rest = (list(context), self._number, how.autocast, how.training, torch.empty(0, device=x.device))
+            return operators.differentiate(x, y.double(), gy, *rest)  # type: ignore[no-any-return]
+        if torch._C._functorch.is_legacy_batchedtensor(gy):
+            raise BoxError("is_grads_batched=True does not pass through a BlackBox: use torch.func.vmap instead")
+        if how.tensors is not None:
+            self._function.check_tensors(how.tensors)
         home = self._function.home(x.device)
         tensors = (x, y, gy, *context) if home == x.device else tuple(t.to(home) for t in (x, y, gy, *context))
-        with arithmetic(self.full_precision, home, autocast):
-            return self._vjp(training, part, *tensors).to(x.device)
+        with arithmetic(self.full_precision, home, how.autocast):
+            g = self._vjp(how, *tensors).to(x.device)
+        self._answers.forget(how.ticket)
+        return g
 
-    def _vjp(self, training: bool, part: Part, x: Tensor, y: Tensor, gy: Tensor, *context: Tensor) -> Tensor:
+    def _vjp(self, how: Circumstances, x: Tensor, y: Tensor, gy: Tensor, *context: Tensor) -> Tensor:
         """See `_differentiate`, where the box lives. All changes of state come last, so an exception leaves none."""
         x = self._inside(x)
         eps = torch.finfo(x.dtype).eps
@@ -224,7 +237,7 @@ class BlackBox(nn.Module):
         random = policy_state.random
         generator = random.on(x.device) if capturing else random.fork(x.device)
         state = policy_state.read(x.device)
-        ranks, rows, first, sums = part
+        ranks, rows, first, sums, _ = how.part
         batch = Batch(x, generator, rows or x.shape[0], first, None if sums is None else sums.to(x.device))
         steps = self.policy.steps(state, batch, self.estimator.draws, noise)
         # A step below the rounding of x would vanish in x + step.
@@ -234,16 +247,16 @@ class BlackBox(nn.Module):
         summary = self.policy.summarize(g if ranks == 1 else g / ranks, steps)
         new_state = self.policy.observe(state, summary, x.shape[0]) if ranks == 1 else state
         if self.estimator.normalize_rows:
-            g = normalized(g)
+            g = normalized(g) * ranks  # of which the wrappers leave one share
 
         if failures is not None:
             self._trace.add_failures(failures, raises=self.on_failure == "raise")
         self._trace.last = steps
-        if training:
+        if how.training:
             random.join(x.device, generator)
             policy_state.write(new_state)
             if ranks > 1:
-                self._ranks.remember(summary, rows)
+                policy_state.ranks.remember(how.part, summary)
         step = Step(x, gy, g)
         if capturing:
             self._trace.captured.append(step)
@@ -263,9 +276,10 @@ class BlackBox(nn.Module):
         The next forward pass would do so. To be called by all of them, before one saves a `state_dict` that training is
         to go on from bit for bit.
         """
-        if self._ranks.last is not None and self.policy_state.names:
-            state = {name: buffer.clone() for name, buffer in self.policy_state.named_buffers()}
-            self.policy_state.write(self._ranks.exchange(self._ranks.last, self.policy, state, None)[1])
+        policy_state = self.policy_state
+        if policy_state.ranks.last is not None and policy_state.names:
+            state = {name: buffer.clone() for name, buffer in policy_state.named_buffers()}
+            policy_state.write(policy_state.ranks.exchange(policy_state.ranks.last, self.policy, state, None)[1])
 
     def due(self) -> bool:
         """Whether the next training step has to run as Python: replaying a captured one would miss something.
@@ -276,7 +290,7 @@ class BlackBox(nn.Module):
         """
         function = self._function
         known = function.out_features is not None and function.interfaces == ("torch",)
-        return not known or not self.training or self.on_failure == "raise" or self._ranks.last is not None
+        return not known or not self.training or self.on_failure == "raise" or self.policy_state.ranks.last is not None
 
     @property
     def version(self) -> Hashable:
@@ -284,9 +298,9 @@ class BlackBox(nn.Module):
 
         Policies, estimators and evaluators are known by identity: to change one, assign a new one.
         """
-        own = (self.training, self.noise, self.full_precision, self.limits, self._function.rounding)
+        own = (self._function, self.training, self.noise, self.full_precision, self.limits, self._function.rounding)
         parts = (self.policy, self.estimator, self.evaluator, self.evaluator.version)
-        return (*own, *parts, *self.policy_state.random.generators)
+        return (*own, *parts, *self.policy_state.random.generators("cuda"))
 
     # ---- seeing what it does
 
@@ -330,6 +344,14 @@ class BlackBox(nn.Module):
         if isinstance(self.fn, nn.Module):
             self.fn.eval()
         return self
+
+    def __setattr__(self, name: str, value: Any) -> None:  # noqa: ANN401
+        """As usual, except that another `fn` takes the place of the box."""
+        if name == "fn":
+            value = value.requires_grad_(False).eval() if isinstance(value, nn.Module) else value
+            if value is not self._function.fn:
+                self._function = RowFunction(value, self._function.out_features)
+        super().__setattr__(name, value)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """After a copy or unpickling, which is another layer."""

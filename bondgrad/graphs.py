@@ -1,18 +1,21 @@
 """Whole training steps as CUDA graphs."""
 
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
 
 from bondgrad._trace import Step
 from bondgrad.box import BlackBox
 
 T = TypeVar("T")
-WARM_UP = 3  # steps that run before a capture, so that nothing in it happens for the first time
+WARM_UP = 3  # steps of a kind that run before it is captured, so that nothing in it happens for the first time
+MOST_GRAPHS = 4  # kinds of arguments that are captured, each with memory of its own
 RECAPTURES = 20  # after which it is said that they cost more than they bring
 
 
@@ -20,22 +23,26 @@ class GraphedStep(Generic[T]):
     """A training step that is captured into a CUDA graph, and replayed without Python from then on.
 
     The first calls run as they are, then one is captured, and later ones are replays: the same kernels on the same
-    numbers, so that training goes as it would have. A step runs as it is again when
+    numbers, so that training goes as it would have. A step still runs as it is
 
-    - a box asks for it (`BlackBox.due`),
-    - the arguments have other shapes than those captured, as in the last batch of an epoch,
-    - there is no CUDA device, or the step cannot be captured: then always, with a warning that says why.
+    - when a box asks for it (`BlackBox.due`);
+    - when its arguments have shapes that came fewer than three times before, as in the last batch of an epoch;
+    - always, where its arguments are not all tensors on a CUDA device that need no gradient;
+    - always, after one warning that says why, if it cannot be captured.
 
     It is captured anew when something it depends on has changed: `BlackBox.version`, `train()` or `eval()` of a module,
-    or a number in an optimizer's `param_groups`. (A learning rate that changes in every step should be a tensor, which
-    the graph reads, and be changed in place; schedulers do so.)
+    which parameters are trained and where they and the optimizer's state lie in memory, or a number in an optimizer's
+    `param_groups`. (A learning rate that changes in every step should be a tensor, which the graph reads, and be
+    changed in place; schedulers do so.)
 
-    Whatever `step` does besides work on the GPU, such as appending to a list, happens only when it is captured.
+    Whatever `step` does besides work on the GPU, such as appending to a list, happens only when it runs as it is or is
+    captured; and twice in one call if a capture fails half-way. A `GradScaler` cannot bear that: give it as a part, and
+    nothing is captured.
 
     Args:
         step: Takes tensors, does everything from `zero_grad` to `optimizer.step`, and returns tensors (or None). Use an
             optimizer made with `capturable=True`, where it has that argument.
-        parts: The modules and optimizers that the step uses.
+        parts: The modules, optimizers and scalers that the step uses.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(8, 3), bondgrad.BlackBox(torch.sin, 3), nn.Linear(3, 1))
@@ -51,57 +58,55 @@ class GraphedStep(Generic[T]):
         ...     loss = graphed(x, y)
     """
 
-    def __init__(self, step: Callable[..., T], *parts: nn.Module | Optimizer) -> None:
-        if not parts or not all(isinstance(part, (nn.Module, Optimizer)) for part in parts):
-            raise TypeError("GraphedStep(step, *parts) needs the modules and optimizers that the step uses")
+    def __init__(self, step: Callable[..., T], *parts: nn.Module | Optimizer | torch.amp.GradScaler) -> None:
+        if not parts or not all(isinstance(part, (nn.Module, Optimizer, torch.amp.GradScaler)) for part in parts):
+            raise TypeError("GraphedStep(step, *parts) needs the modules, optimizers and scalers that the step uses")
         self.step = step
         self.modules = [module for part in parts if isinstance(part, nn.Module) for module in part.modules()]
         self.boxes = [module for module in self.modules if isinstance(module, BlackBox)]
         self.optimizers = [part for part in parts if isinstance(part, Optimizer)]
         self.captures = self.replays = self.eager_steps = 0
-        self._warm = 0  # steps that ran since something changed, at most WARM_UP
-        self._version: Any = None
-        self._captured: _Captured | None = None
+        self._runs: Counter[object] = Counter()  # of each kind of arguments, since something changed
+        self._version: list[object] = []
+        self._captured: dict[object, _Captured] = {}
         self._stream: torch.cuda.Stream | None = None
-        self._impossible = False
+        self._impossible = any(isinstance(part, torch.amp.GradScaler) for part in parts)
 
     def __call__(self, *args: Tensor) -> T:
         """One training step."""
-        if self._impossible or not all(isinstance(arg, Tensor) and arg.is_cuda for arg in args) or not args:
+        fit = all(isinstance(arg, Tensor) and arg.is_cuda and not arg.requires_grad for arg in args)
+        if self._impossible or not args or not fit:
             return self._eagerly(args)
         if any(box.due() for box in self.boxes):
             return self._on_side_stream(args)
         version = self._current_version()
         if version != self._version:
-            # One step first, in which whatever is new can settle; at the very beginning a few.
-            self._warm = min(self._warm, WARM_UP - 1)
-            self._version, self._captured = version, None
-        if self._captured is None:
-            if self._warm < WARM_UP:
-                self._warm += 1
+            # One step first, in which whatever is new can settle; at the very beginning three.
+            self._runs = Counter({kind: WARM_UP - 1 for kind, runs in self._runs.items() if runs >= WARM_UP - 1})
+            self._version, self._captured = version, {}
+        kind = tuple((arg.shape, arg.dtype, arg.device) for arg in args)
+        if kind not in self._captured:
+            self._runs[kind] += 1
+            if self._runs[kind] <= WARM_UP or len(self._captured) >= MOST_GRAPHS or not self._capture(kind, args):
                 return self._on_side_stream(args)
-            if not self._capture(args):
-                return self._on_side_stream(args)
-        if self._captured is None or not self._captured.fits(args):
-            return self._on_side_stream(args)
         self.replays += 1
-        result: T = self._captured.replay(args)
+        result: T = self._captured[kind].replay(args)
         return result
 
-    def _current_version(self) -> tuple[object, ...]:
-        settings = tuple(
-            value
-            for optimizer in self.optimizers
-            for group in optimizer.param_groups
-            for key, value in group.items()
-            if key != "params"
-        )
-        return (
-            *(box.version for box in self.boxes),
-            *(module.training for module in self.modules),
-            # A tensor is read by the graph: only that it is the same one matters.
-            *(id(value) if isinstance(value, Tensor) else value for value in settings),
-        )
+    def _current_version(self) -> list[object]:
+        """All that a graph has read or written down, or where it finds it."""
+        parameters = [t for module in self.modules for t in module._parameters.values() if t is not None]
+        buffers = [t for module in self.modules for t in module._buffers.values() if t is not None]
+        states = [state.values() for optimizer in self.optimizers for state in optimizer.state.values()]
+        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+        settings = [value for group in groups for name, value in group.items() if name != "params"]
+        return [
+            *[box.version for box in self.boxes],
+            *[module.training for module in self.modules],
+            *[(t.data_ptr(), t.requires_grad) for t in (*parameters, *buffers)],
+            *[t.data_ptr() for values in states for t in values if isinstance(t, Tensor)],
+            *[value.data_ptr() if isinstance(value, Tensor) else value for value in settings],
+        ]
 
     def _eagerly(self, args: tuple[Tensor, ...]) -> T:
         self.eager_steps += 1
@@ -113,12 +118,13 @@ class GraphedStep(Generic[T]):
             self._stream = torch.cuda.Stream(args[0].device)  # type: ignore[no-untyped-call]
         current = torch.cuda.current_stream(args[0].device)
         self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            result = self._eagerly(args)
-        current.wait_stream(self._stream)
-        return result
+        try:
+            with torch.cuda.stream(self._stream):
+                return self._eagerly(args)
+        finally:
+            current.wait_stream(self._stream)
 
-    def _capture(self, args: tuple[Tensor, ...]) -> bool:
+    def _capture(self, kind: object, args: tuple[Tensor, ...]) -> bool:
         self.captures += 1
         if self.captures == RECAPTURES:
             warnings.warn(
@@ -128,7 +134,8 @@ class GraphedStep(Generic[T]):
             )
         states = [box.policy_state.random.state() for box in self.boxes]
         try:
-            self._captured = _Captured(self.step, args, self.boxes, self._stream)
+            self._check_optimizers()
+            self._captured[kind] = _Captured(self.step, args, self.modules, self._stream)
         except Exception as error:  # whatever it was, it need not end the training
             self._impossible = True
             for box, state in zip(self.boxes, states, strict=True):
@@ -137,13 +144,25 @@ class GraphedStep(Generic[T]):
             cause: BaseException = error
             while cause.__context__ is not None:  # the capture's own complaint comes last, and says least
                 cause = cause.__context__
+            reason = next(iter(str(cause).splitlines()), "")
             warnings.warn(
-                f"this training step cannot be captured into a CUDA graph, so it runs as it is: "
-                f"{type(cause).__name__}: {str(cause).splitlines()[0]}",
+                "this training step cannot be captured into a CUDA graph, so it runs as it is: "
+                f"{type(cause).__name__}: {reason}",
                 stacklevel=3,
             )
             return False
         return True
+
+    def _check_optimizers(self) -> None:
+        """Refuse those that count on the CPU: a graph would not."""
+        for optimizer in self.optimizers:
+            for state in optimizer.state.values():
+                for name, value in state.items():
+                    if isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.device.type == "cpu"):
+                        raise TypeError(
+                            f"{type(optimizer).__name__} keeps its '{name}' on the CPU: make it with capturable=True, "
+                            "or use another optimizer"
+                        )
 
 
 class _Captured:
@@ -153,35 +172,32 @@ class _Captured:
         self,
         step: Callable[..., Any],
         args: tuple[Tensor, ...],
-        boxes: list[BlackBox],
+        modules: list[nn.Module],
         stream: torch.cuda.Stream | None,
     ) -> None:
         self.args = tuple(arg.detach().clone() for arg in args)  # the graph reads these
         self.graph = torch.cuda.CUDAGraph()
-        self.recordings = [_Recording(box, self.graph) for box in boxes]
-        # Other threads, such as those that load data, may go on with what they do.
+        self.recordings = [_Recording(box, self.graph) for box in modules if isinstance(box, BlackBox)]
         try:
+            # Other threads, such as those that load data, may go on with what they do.
             with torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"):
                 self.result = step(*self.args)
         finally:
             for recording in self.recordings:
                 recording.stop()
-
-    def fits(self, args: tuple[Tensor, ...]) -> bool:
-        """Whether these arguments can be put in the place of those captured."""
-        return len(args) == len(self.args) and all(
-            a.shape == b.shape and a.dtype == b.dtype and a.device == b.device
-            for a, b in zip(args, self.args, strict=True)
-        )
+        parameters = [p for module in modules for p in module._parameters.values() if p is not None]
+        self.gradients = [(p, p.grad) for p in parameters if p.grad is not None]
 
     def replay(self, args: tuple[Tensor, ...]) -> Any:  # noqa: ANN401
         """Run it on these arguments. What it returns is a copy, which the next replay leaves alone."""
         for mine, arg in zip(self.args, args, strict=True):
             mine.copy_(arg)
         self.graph.replay()
+        for parameter, gradient in self.gradients:  # a step that ran as it is has put others there
+            parameter.grad = gradient
         for recording in self.recordings:
             recording.replayed()
-        return torch.utils._pytree.tree_map_only(Tensor, torch.clone, self.result)
+        return tree_map_only(Tensor, torch.clone, self.result)
 
 
 class _Recording:
@@ -191,9 +207,8 @@ class _Recording:
     """
 
     def __init__(self, box: BlackBox, graph: torch.cuda.CUDAGraph) -> None:
-        for generator in box.policy_state.random.generators:
-            if generator.device.type == "cuda":
-                graph.register_generator_state(generator)
+        for generator in box.policy_state.random.generators("cuda"):
+            graph.register_generator_state(generator)
         self.box = box
         self.calls, self.evaluations = box._function.calls, box._function.evaluations
         box._trace.captured = []

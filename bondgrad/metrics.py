@@ -1,7 +1,8 @@
 """How good a gradient is, and where to write that down."""
 
+import copy
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -74,6 +75,11 @@ class TensorBoard:
         self.every = every
         self.exact = exact
         self._step = 0
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "TensorBoard":
+        other = copy.copy(self)  # a copy of the model writes to the same place
+        memo[id(self)] = other
+        return other
 
     def __call__(self, box: "BlackBox", step: "Step") -> None:
         """Write, if it is time."""

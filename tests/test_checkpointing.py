@@ -1,14 +1,21 @@
 """Activation checkpointing, which runs forward passes again in the backward pass."""
 
 import copy
+import functools
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    checkpoint_sequential,
+    create_selective_checkpoint_contexts,
+)
 
 from bondgrad import BlackBox
 from bondgrad.networks import ffnn
+from bondgrad.policies import Fixed
 from tests.helpers import on_each_device, same_state
 
 
@@ -91,5 +98,90 @@ def test_nothing_piles_up_where_no_backward_pass_comes():
     model = make_model("cpu")
     for _ in range(1000):
         checkpoint(model, torch.randn(1, 3, requires_grad=True), use_reentrant=False)
-    assert len(model[2]._answers._kept) <= 256
+    assert len(model[2]._answers._kept) <= 64
     copy.deepcopy(model)
+
+
+@on_each_device
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_random_numbers_drawn_by_the_box_and_after_it(device, reentrant):
+    def noisy(x: torch.Tensor):
+        return torch.sin(x) + 1e-3 * torch.randn_like(x)
+
+    def gradients(forward):
+        torch.manual_seed(0)
+        box = BlackBox(noisy, 8, 8, policy=Fixed(0.1), seed=0)
+        model = nn.Sequential(nn.Linear(3, 8), nn.Dropout(), box, nn.Dropout(), nn.Linear(8, 8)).to(device)
+        x = torch.randn(5, 3, device=device, requires_grad=True)
+        forward(model, x).square().sum().backward()
+        return [model[4].weight.grad, model[4].bias.grad], torch.rand(1, device=device)
+
+    plain, after = gradients(lambda model, x: model(x))
+    got, after_too = gradients(lambda model, x: checkpoint(model, x, use_reentrant=reentrant))
+    assert all(torch.equal(a, b) for a, b in zip(got, plain, strict=True))
+    assert torch.isfinite(after + after_too)
+
+
+def test_random_numbers_that_a_checkpoint_does_not_restore_are_left_alone():
+    torch.manual_seed(0)
+    model = make_model("cpu")
+    y = checkpoint(model, torch.randn(5, 3, requires_grad=True), use_reentrant=False, preserve_rng_state=False)
+    seen = torch.rand(5)
+    y.sum().backward()
+    assert not torch.equal(torch.rand(5), seen)
+
+
+def test_selective_checkpointing():
+    def save_products(_ctx, op, *_, **__):
+        products = {torch.ops.aten.addmm.default, torch.ops.aten.mm.default}
+        return CheckpointPolicy.MUST_SAVE if op in products else CheckpointPolicy.PREFER_RECOMPUTE
+
+    contexts = functools.partial(create_selective_checkpoint_contexts, save_products)
+    plain, checkpointed = make_model("cpu"), make_model("cpu")
+    expected = run(plain, plain)
+    got = run(
+        checkpointed,
+        lambda x: checkpoint(checkpointed, x.requires_grad_(), use_reentrant=False, context_fn=contexts),
+    )
+    assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+    assert checkpointed[2].stats.calls == plain[2].stats.calls
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize("outer", [False, True])
+@pytest.mark.parametrize("inner", [False, True])
+def test_nested_checkpoints(outer, inner):
+    model = make_model("cpu")
+    x = torch.randn(6, 3, requires_grad=True)
+
+    def half(x):
+        return checkpoint(model[1:4], model[0](x), use_reentrant=inner)
+
+    checkpoint(half, x, use_reentrant=outer).sum().backward()
+    assert model[2].stats.calls == 2
+    assert not model[2]._answers._kept
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize("situation", [torch.no_grad, torch.inference_mode])
+def test_passes_that_need_no_gradient_are_not_remembered(situation):
+    net = nn.Linear(3, 3)
+    box = BlackBox(lambda x, *c: net(x) * (c[0] if c else 1), 3, estimator="forward", policy=Fixed(1e-2))
+    x = torch.randn(6, 3)
+    with situation():
+        checkpoint(box, x, use_reentrant=False)
+        checkpoint(box, x, torch.ones(6, 1), use_reentrant=False)
+    assert not box._answers._kept
+    with torch.no_grad():
+        net.weight.normal_()
+        checkpoint(box, x, torch.ones(6, 1), use_reentrant=True)  # which cannot be told from a first run
+    x.requires_grad_()
+    checkpoint(lambda x: box(x).square(), x, use_reentrant=False).sum().backward()
+    exact = torch.autograd.grad(net(x).square().sum(), x)[0]
+    assert torch.allclose(x.grad, exact, rtol=1e-2, atol=1e-2)
+
+
+def test_a_box_in_eval_mode_is_called_once():
+    model = make_model("cpu").eval()
+    checkpoint(model, torch.randn(6, 3, requires_grad=True), use_reentrant=False).sum().backward()
+    assert model[2].stats.calls == 2

@@ -1,14 +1,17 @@
 """torch.compile: the box is an opaque operator, and what is around it compiles."""
 
 import copy
+import gc
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.func import grad, vmap
 
-from bondgrad import BlackBox, Central, Forward, Simultaneous
+from bondgrad import BlackBox, BoxError, Central, Forward, Simultaneous
 from bondgrad.networks import ffnn
+from bondgrad.policies import Fixed
 from tests.helpers import needs_cuda, on_each_device, same_state
 
 # The compiler itself uses what it calls deprecated.
@@ -127,6 +130,51 @@ def test_the_operators_hold_to_torchs_rules():
     box = BlackBox(torch.sin, 3, 3)
     x, gy = torch.randn(4, 3), torch.randn(4, 3)
     checks = ("test_schema", "test_faketensor")  # gradients are attached around the operators
-    torch.library.opcheck(torch.ops.bondgrad.evaluate, (x, [], box._number, None, True), test_utils=checks)
-    arguments = (x, box(x).double(), gy, [], box._number, None, False)
+    torch.library.opcheck(torch.ops.bondgrad.evaluate, (x, [], box._number, None, torch.empty(0)), test_utils=checks)
+    arguments = (x, box(x).double(), gy, [], box._number, None, False, torch.empty(0))
     torch.library.opcheck(torch.ops.bondgrad.differentiate, arguments, test_utils=checks)
+
+
+def test_two_calls_on_the_same_input_stay_two():
+    """The box may answer differently each time."""
+
+    def noisy(x: torch.Tensor):
+        return x + torch.randn_like(x)
+
+    box = BlackBox(noisy, 3, 3, noise=1.0)
+    x = torch.randn(4, 3, requires_grad=True)
+    for backend in ("aot_eager", "inductor"):
+        calls = box.stats.calls
+        difference = torch.compile(lambda x: box(x) - box(x), backend=backend, fullgraph=True)(x)
+        difference.square().sum().backward()
+        assert difference.abs().max() > 0
+        assert box.stats.calls == calls + 4
+
+
+def test_transforms_inside_and_outside():
+    box = BlackBox(torch.sin, 3, 3, policy=Fixed(1e-2))
+    x = torch.randn(4, 3)
+
+    def loss(x):
+        return box(x).sum()
+
+    assert torch.allclose(torch.compile(grad(loss), backend="aot_eager")(x), x.cos(), atol=1e-3)  # not in one graph
+    with pytest.raises(Exception, match="transform the compiled model"):
+        torch.compile(grad(loss), backend="aot_eager", fullgraph=True)(x)
+    assert torch.allclose(vmap(grad(torch.compile(loss, backend="aot_eager")))(x), x.cos(), atol=1e-3)
+
+
+def test_a_layer_that_is_gone():
+    def made():
+        layer = nn.Sequential(nn.Linear(3, 3), BlackBox(torch.sin, 3, 3))
+        return torch.compile(layer, backend="aot_eager")(torch.randn(4, 3)).sum()
+
+    loss = made()
+    gc.collect()
+    with pytest.raises(BoxError, match="is gone: keep the model"):
+        loss.backward()
+
+
+def test_export_is_refused():
+    with pytest.raises(Exception, match="cannot be exported"):
+        torch.export.export(BlackBox(torch.sin, 3, 3), (torch.randn(4, 3),))

@@ -106,3 +106,41 @@ def test_second_derivatives_are_refused(net):
         grad(lambda x: grad(f)(x).sum())(x)
     with pytest.raises(BoxError, match="derivatives"):
         hessian(f)(x)
+
+
+@pytest.mark.parametrize("estimator", ["central", "forward"])
+def test_other_parameters_of_the_box_are_refused(estimator):
+    """They are there in the forward pass only."""
+    net = nn.Linear(3, 2)
+    box = BlackBox(net, 3, 2, estimator=estimator, policy=Fixed(1e-2))
+    x = torch.randn(4, 3)
+    others = {"fn.weight": torch.randn(2, 3)}
+    with pytest.raises(BoxError, match="leave them out of what functional_call replaces"):
+        functional_call(box, others, (x.requires_grad_(),)).sum().backward()
+    with pytest.raises(BoxError, match="leave them out of what functional_call replaces"):
+        grad(lambda x: functional_call(box, others, (x,)).sum())(x.detach())
+    same = {name: p.detach() for name, p in box.named_parameters()}
+    g = grad(lambda x: functional_call(box, same, (x,)).sum())(x.detach())
+    assert torch.allclose(g, net.weight.sum(0).expand(4, 3), atol=1e-3)
+    weights, buffers = stack_module_state([box, BlackBox(nn.Linear(3, 2), 3, 2)])
+    with pytest.raises(BoxError, match="cannot be mapped over"):
+        vmap(lambda w, b: functional_call(box, (w, b), (x,)))(weights, buffers)
+
+
+def test_batched_gradients(net):
+    box = boxed(net)
+    x, gy = torch.randn(6, 4, requires_grad=True), torch.randn(5, 6, 2)
+
+    def through(f):
+        y = f(x)
+        return vmap(lambda gy: torch.autograd.grad(y, x, gy, retain_graph=True)[0])(gy)
+
+    assert close(through(box), through(net))
+    with pytest.raises(BoxError, match=r"use torch\.func\.vmap"):
+        torch.autograd.grad(box(x), x, gy, is_grads_batched=True)
+
+
+def test_a_layer_that_nobody_else_keeps(net):
+    x, gy = torch.randn(6, 4), torch.randn(6, 2)
+    _, pull_back = vjp(BlackBox(net, 4, policy=Fixed(1e-2)), x)
+    assert close(pull_back(gy)[0], vjp(net, x)[1](gy)[0])

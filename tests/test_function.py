@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 from bondgrad import BlackBox
 from bondgrad.evaluators import Local
@@ -194,3 +195,29 @@ def test_aliasing_does_no_harm(fn, estimator, max_rows):
     assert torch.equal(y, kept)
     identity = not isinstance(fn, AnswersInOneBuffer) and fn is not writes_into_its_input
     assert close(g, torch.ones_like(x) if identity else before.cos(), 1e-2)
+
+
+@pytest.mark.filterwarnings("ignore:.*lazy.*")
+@pytest.mark.parametrize(
+    "change", [nn.utils.parametrizations.weight_norm, lambda m: prune.l1_unstructured(m, "weight", 1)]
+)
+def test_a_module_whose_parameters_are_rearranged(change):
+    net = nn.Sequential(nn.Linear(3, 3))
+    box = BlackBox(net, 3, policy=Fixed(1e-2))
+    change(net[0])
+    x, gy = torch.randn(4, 3), torch.randn(4, 3)
+    assert close(gradient(box, x, gy), gy @ net[0].weight)
+
+
+def test_another_function_takes_the_place_of_the_box():
+    box = BlackBox(torch.sin, 3)
+    x = torch.randn(4, 3)
+    box(x)
+    box.fn = torch.cos
+    assert torch.equal(box(x), x.cos())
+    net = nn.Linear(3, 3).train()
+    box.fn = net
+    assert torch.equal(box(x), net(x))
+    assert not net.training
+    assert not net.weight.requires_grad
+    assert "fn.weight" in box.state_dict()

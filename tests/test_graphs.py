@@ -106,6 +106,66 @@ def test_whatever_happens_between_steps_counts(device):
 
 
 @on_each_device
+def test_what_moves_in_memory_is_noticed(device):
+    """A loaded optimizer and a model that went elsewhere and back: the graph must not use what was there before."""
+
+    def run(trainer, step):
+        data = batches(device, 20)
+        trainer.run(step, data[:6])
+        saved = copy.deepcopy(trainer.optimizer.state_dict())
+        trainer.run(step, data[6:10])
+        trainer.optimizer.load_state_dict(saved)
+        trainer.run(step, data[10:14])
+        trainer.model.double().float()
+        trainer.run(step, data[14:17])
+        trainer.model[2].requires_grad_(False)
+        trainer.run(step, data[17:])
+        return trainer.result()
+
+    eager, graphed = Trainer(device), Trainer(device)
+    step = GraphedStep(graphed.step, graphed.model, graphed.optimizer)
+    assert same_state(run(graphed, step), run(eager, eager.step))
+    assert step.captures == (4 if device == "cuda" else 0)
+
+
+@on_each_device
+def test_every_shape_that_keeps_coming_is_captured(device):
+    """Epochs of three whole batches and a rest."""
+    data = [batch for _ in range(6) for batch in (*batches(device, 3), *batches(device, 1, rows=7))]
+    eager, graphed = Trainer(device), Trainer(device)
+    eager.run(eager.step, data)
+    step = GraphedStep(graphed.step, graphed.model, graphed.optimizer)
+    graphed.run(step, data)
+    assert same_state(graphed.result(), eager.result())
+    assert (step.captures, step.replays, step.eager_steps) == ((2, 18, 6) if device == "cuda" else (0, 0, 24))
+
+
+@on_each_device
+def test_gradients_are_those_of_the_last_step(device):
+    eager, graphed = Trainer(device), Trainer(device)
+    step = GraphedStep(graphed.step, graphed.model, graphed.optimizer)
+    for batch in (*batches(device, 6), *batches(device, 1, rows=7), *batches(device, 3)):
+        eager.step(*batch)
+        step(*batch)
+        for p, q in zip(eager.model.parameters(), graphed.model.parameters(), strict=True):
+            assert (p.grad is None and q.grad is None) or torch.equal(p.grad, q.grad)
+
+
+@on_each_device
+def test_with_a_loss_scaler_or_gradients_of_arguments_it_runs_as_it_is(device):
+    box = BlackBox(torch.sin, 3, 3).to(device)
+    step = GraphedStep(lambda x: box(x).sum().backward(), box)
+    for _ in range(6):
+        x = torch.randn(4, 3, device=device, requires_grad=True)
+        step(x)
+        assert x.grad is not None
+    trainer, scaler = Trainer(device), torch.amp.GradScaler(device)
+    scaled = GraphedStep(trainer.step, trainer.model, trainer.optimizer, scaler)
+    trainer.run(scaled, batches(device, 6))
+    assert step.eager_steps == scaled.eager_steps == 6
+
+
+@on_each_device
 def test_hooks_run_after_every_step(device):
     seen = []
     trainer = Trainer(device)
@@ -239,12 +299,12 @@ def test_the_version_changes_with_what_a_graph_would_miss():
     assert changed()
     box.evaluator = Local(max_rows=2)
     assert changed()
-    box.load_state_dict(box.state_dict())
+    box.fn = torch.cos
     assert changed()
 
 
 def test_parts_are_asked_for():
-    with pytest.raises(TypeError, match="needs the modules and optimizers"):
+    with pytest.raises(TypeError, match="needs the modules, optimizers and scalers"):
         GraphedStep(lambda x: x)
-    with pytest.raises(TypeError, match="needs the modules and optimizers"):
+    with pytest.raises(TypeError, match="needs the modules, optimizers and scalers"):
         GraphedStep(lambda x: x, "model")

@@ -207,23 +207,28 @@ def test_the_newer_settings_are_put_back_too(matmul_precision):
         torch.backends.mkldnn.conv.fp32_precision = "none"
 
 
-def test_threads_do_not_leave_the_settings_changed(matmul_precision):
+def test_threads_do_not_disturb_one_another(matmul_precision):
+    """One enters its box while another is inside, and stays after the other has left."""
     matmul_precision("high")
-    meeting = threading.Barrier(2, timeout=30)
+    inside = []
+    entered, left = threading.Event(), threading.Event()
 
-    def fn(x: torch.Tensor):
-        meeting.wait()  # both are inside
-        assert torch.get_float32_matmul_precision() == "highest"
+    def first(x: torch.Tensor):
+        thread.start()
+        assert entered.wait(30)
         return torch.sin(x)
 
-    def work():
-        BlackBox(fn, 3)(torch.randn(4, 3))
-        if threading.current_thread() is not second:
-            second.join()
+    def second(x: torch.Tensor):
+        entered.set()
+        assert left.wait(30)
+        inside.append(torch.get_float32_matmul_precision())
+        return torch.sin(x)
 
-    second = threading.Thread(target=work)
-    second.start()
-    work()
+    thread = threading.Thread(target=lambda: BlackBox(second, 3)(torch.randn(4, 3)))
+    BlackBox(first, 3)(torch.randn(4, 3))
+    left.set()
+    thread.join()
+    assert inside == ["highest"]
     assert torch.get_float32_matmul_precision() == "high"
 
 

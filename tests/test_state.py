@@ -7,8 +7,9 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch.utils.tensorboard import SummaryWriter
 
-from bondgrad import BlackBox
+from bondgrad import BlackBox, TensorBoard
 from bondgrad.testing.boxes import Waves
 from tests.helpers import close, gradient, on_each_device, same_state
 
@@ -103,3 +104,22 @@ def test_made_on_the_meta_device_and_filled_later():
     layer.to_empty(device="cpu").load_state_dict(source.state_dict())
     x, gy = torch.randn(4, 3), torch.ones(4, 3)
     assert torch.equal(gradient(layer, x, gy), gradient(source, x, gy))
+
+
+def test_limits_on_the_meta_device():
+    with torch.device("meta"):
+        layer = BlackBox(torch.sin, 3, limits=(-1, 1))
+    layer.to_empty(device="cpu").load_state_dict(BlackBox(torch.sin, 3).state_dict())
+    assert layer(torch.full((1, 3), 5.0)).max() < 0.85
+
+
+def test_copies_of_a_layer_that_is_being_watched(tmp_path):
+    writer = SummaryWriter(tmp_path)
+    layer = BlackBox(torch.sin, 3, seed=0)
+    layer.register_step_hook(TensorBoard(writer))
+    gradient(layer, torch.randn(50_000, 3), torch.randn(50_000, 3))
+    other = copy.deepcopy(layer)
+    gradient(other, torch.randn(4, 3), torch.randn(4, 3))
+    layer._step_hooks.clear()
+    assert len(pickle.dumps(layer)) < 20_000  # without what was only there to be looked at
+    writer.close()
