@@ -25,16 +25,16 @@ from torch.nn.parallel import DistributedDataParallel
 import bondgrad
 from bondgrad.networks import ffnn
 
-STEPS, ROWS, UNEVEN_ROWS = 50, 24, 10
+STEPS, ROWS, UNEVEN_ROWS, NOISE = 50, 24, 10, 1e-2
 Where = dict[str, Any]  # dtype and device
 WRAPPERS = ("DDP", "FSDP", "DDP, no exchange")
 
 
-def make_model(where: Where, group: Any = None) -> nn.Sequential:
-    """Read-in, box, read-out. The box is smooth but not linear, so that what the policy does matters."""
+def make_model(where: Where, group: Any = None, **how: Any) -> nn.Sequential:
+    """Read-in, box, read-out. Steps are long and the box bends, so that what the policy does decides the gradient."""
     torch.manual_seed(0)
     read_in, exact, read_out = ffnn([8, 32, 5]), ffnn([5, 64, 5]), ffnn([5, 32, 1])
-    box = bondgrad.BlackBox(exact, 5, 5, process_group=group, seed=0)
+    box = bondgrad.BlackBox(exact, 5, 5, noise=NOISE, process_group=group, seed=0, **how)
     return nn.Sequential(read_in, box, read_out).to(**where)
 
 

@@ -178,7 +178,7 @@ ROWS: dict[str, list[tuple[str, str, list[str]]]] = {
             [
                 "test_processes::test_several_processes_do_what_one_does_on_the_joint_batch",
                 "test_processes::test_without_an_exchange_they_do_not",
-                "test_processes::test_what_programs_do",
+                "test_processes::test_programs",
             ],
         ),
         (
