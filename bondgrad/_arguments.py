@@ -56,6 +56,13 @@ def chosen(name: str, value: object, by_name: dict[str, Callable[[], T]], kind: 
     return instance
 
 
+def check_unsupported(structure: object, state: object, eager: object) -> None:
+    """Refuse what is to come, but not there yet."""
+    dense = structure is None or (isinstance(structure, str) and structure == "dense")
+    if not dense or state is not None or eager:
+        raise ValueError("structure other than 'dense', state and eager are not supported yet: leave them out")
+
+
 def check_input(x: Tensor, in_features: int) -> None:
     """Refuse an x that is not [..., in_features] of floating point."""
     if not isinstance(x, Tensor):
@@ -113,3 +120,8 @@ class Limits:
                 raise ValueError(f"limits must be within what {x.dtype} can tell apart: use float64, or other units")
             self._made[key] = low.to(x.device), high.to(x.device)
         return self._made[key]
+
+
+def inside(limits: Limits | None, x: Tensor) -> Tensor:
+    """The rows x [B, d], kept to the limits if there are any."""
+    return x if limits is None else x.clamp(*limits.like(x))

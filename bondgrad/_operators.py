@@ -90,6 +90,8 @@ def differentiate(
 
 @evaluate.register_fake
 def _(x: Tensor, _context: list[Tensor], layer: int, *_: object) -> tuple[Tensor, Tensor]:
+    if torch.compiler.is_exporting():
+        raise BoxError("a model with a BlackBox cannot be exported: what it calls lives in this process")
     width = lookup(layer).out_features
     if width is None:
         raise BoxError("to compile a BlackBox, say how wide its answers are: BlackBox(fn, in_features, out_features)")
@@ -183,8 +185,6 @@ class Transformed(Opaque):
 
 def attach(x: Tensor, layer: int, autocast: torch.dtype | None, train: bool, context: tuple[Tensor, ...]) -> Tensor:
     """The box at x [B, d], as an operator with a gradient."""
-    if torch.compiler.is_exporting():
-        raise BoxError("a model with a BlackBox cannot be exported: what it calls lives in this process")
     ticket = torch.empty(0, device=x.device)
     if not torch.compiler.is_compiling():
         if any(t is not None and torch._C._functorch.is_batchedtensor(t) for t in lookup(layer)._function.tensors()):

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from bondgrad._device import look_is_free
+from bondgrad._function import RowFunction
 from bondgrad.errors import BoxError
 from bondgrad.policies import Steps
 
@@ -57,11 +58,19 @@ class Trace:
         if look_is_free(count.device):
             self._warn(int(count))
 
-    def failures(self) -> int:
-        """How many there were."""
-        total = sum(int(count) for count in self._failures.values())
-        self._warn(total)
-        return total
+    def stats(self, function: RowFunction) -> Stats:
+        """All there is to see, and the warning if it has not come yet."""
+        last, failures = self.last, sum(int(count) for count in self._failures.values())
+        self._warn(failures)
+        return Stats(
+            calls=function.calls,
+            evaluations=function.evaluations,
+            failures=failures,
+            seconds=function.seconds,
+            lower=None if last is None else last.lower.cpu().expand(last.size.shape[2]),
+            upper=None if last is None else last.upper.cpu(),
+            step=None if last is None else last.size.mean((0, 1)).cpu(),
+        )
 
     def _warn(self, failures: int) -> None:
         if failures > 0 and not self._warned:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from bondgrad import _arguments as arguments
 from bondgrad import _operators as operators
-from bondgrad._arguments import Limits, check_input, chosen, context_rows, positive_float, positive_int
 from bondgrad._bridge import attach, check_tangent
 from bondgrad._checkpoint import Answers, in_backward, in_checkpoint, random_states, unseen
 from bondgrad._device import is_capturing
@@ -28,11 +28,7 @@ from bondgrad.policies import Batch, Bond, Policy
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-ESTIMATORS: dict[str, Callable[[], Estimator]] = {
-    "central": Central,
-    "forward": Forward,
-    "simultaneous": Simultaneous,
-}
+ESTIMATORS: dict[str, Callable[[], Estimator]] = {"central": Central, "forward": Forward, "simultaneous": Simultaneous}
 POLICIES: dict[str, Callable[[], Policy]] = {"bond": Bond}
 UNKNOWN_WIDTH = "a BlackBox must know how wide its answers are: give out_features, or call it once before compiling"
 ULPS = 4  # the least step, in units of the rounding of x
@@ -98,22 +94,20 @@ class BlackBox(nn.Module):
         super().__init__()
         if not callable(fn):
             raise TypeError(f"fn must be callable, got {type(fn).__name__}")
-        dense = structure is None or (isinstance(structure, str) and structure == "dense")
-        if not dense or state is not None or eager:
-            raise ValueError("structure other than 'dense', state and eager are not supported yet: leave them out")
+        arguments.check_unsupported(structure, state, eager)
         if on_failure not in ("degrade", "raise"):
             raise ValueError(f"on_failure must be 'degrade' or 'raise', got {on_failure!r}")
         if evaluator is not None and not isinstance(evaluator, Evaluator):
             raise ValueError(f"evaluator must be an instance from bondgrad.evaluators, or None, got {evaluator!r}")
-        self.in_features = positive_int("in_features", in_features)
-        self.estimator: Estimator = chosen("estimator", estimator, ESTIMATORS, Estimator)
-        self.policy: Policy = chosen("policy", policy, POLICIES, Policy)
-        self.noise = None if noise is None else positive_float("noise", noise)
-        self.limits = None if limits is None else Limits(limits, self.in_features)
+        self.in_features = arguments.positive_int("in_features", in_features)
+        self.estimator: Estimator = arguments.chosen("estimator", estimator, ESTIMATORS, Estimator)
+        self.policy: Policy = arguments.chosen("policy", policy, POLICIES, Policy)
+        self.noise = None if noise is None else arguments.positive_float("noise", noise)
+        self.limits = None if limits is None else arguments.Limits(limits, self.in_features)
         self.evaluator = Local() if evaluator is None else evaluator
         self.on_failure = on_failure
         self.full_precision = full_precision
-        width = None if out_features is None else positive_int("out_features", out_features)
+        width = None if out_features is None else arguments.positive_int("out_features", out_features)
 
         self._function = RowFunction(fn, width)
         self.fn = fn
@@ -136,10 +130,10 @@ class BlackBox(nn.Module):
         Returns:
             [..., out_features], in the dtype of x.
         """
-        check_input(x, self.in_features)
+        arguments.check_input(x, self.in_features)
         check_tangent(x)
         lead = x.shape[:-1]
-        contexts = context_rows(context, lead)
+        contexts = arguments.context_rows(context, lead)
         # Differences need at least single precision, whatever the network around the box runs in.
         rows = x.reshape(-1, self.in_features) if x.ndim != 2 else x
         if x.dtype.itemsize < 4:
@@ -162,9 +156,7 @@ class BlackBox(nn.Module):
         how = Circumstances(self.training, autocast, part, ticket, self._function.tensors())
         return attach(x, y, functools.partial(self._differentiate, how), context)
 
-    @torch.compiler.disable(reason=UNKNOWN_WIDTH)  # type: ignore[untyped-decorator, no-untyped-call]
-    def _plain_at_first(self, x: Tensor, context: tuple[Tensor, ...], autocast: torch.dtype | None) -> Tensor:
-        return self._plain(x, context, autocast)
+    _plain_at_first = torch.compiler.disable(_plain, reason=UNKNOWN_WIDTH)  # type: ignore[no-untyped-call]
 
     # ---- forward
 
@@ -193,19 +185,15 @@ class BlackBox(nn.Module):
         home = self._function.home(x.device)
         rows = (x, *context) if home == x.device else tuple(t.to(home) for t in (x, *context))
         with arithmetic(self.full_precision, home, autocast):
-            y = evaluate(self._parts(), self._inside(rows[0]), rows[1:]).to(x.device, copy=True)
+            y = evaluate(self._parts(), arguments.inside(self.limits, rows[0]), rows[1:]).to(x.device, copy=True)
         policy_state = self.policy_state
         group = policy_state.ranks.current() if learns else None
         if group is None:
             return y, ALONE
         state = policy_state.read(x.device)
-        part, new_state = policy_state.ranks.exchange(group, self.policy, state, self._inside(x))
+        part, new_state = policy_state.ranks.exchange(group, self.policy, state, arguments.inside(self.limits, x))
         policy_state.write(new_state)
         return y, part
-
-    def _inside(self, x: Tensor) -> Tensor:
-        """The rows, kept to the limits."""
-        return x if self.limits is None else x.clamp(*self.limits.like(x))
 
     def _parts(self) -> Parts:
         return Parts(self._function, self.evaluator, self.estimator, self.limits)
@@ -230,7 +218,7 @@ class BlackBox(nn.Module):
 
     def _vjp(self, how: Circumstances, x: Tensor, y: Tensor, gy: Tensor, *context: Tensor) -> Tensor:
         """See `_differentiate`, where the box lives. All changes of state come last, so an exception leaves none."""
-        x = self._inside(x)
+        x = arguments.inside(self.limits, x)
         eps = torch.finfo(x.dtype).eps
         noise = max(eps, self._function.rounding) if self.noise is None else self.noise
         capturing, policy_state = is_capturing(x.device), self.policy_state
@@ -282,11 +270,10 @@ class BlackBox(nn.Module):
             policy_state.write(policy_state.ranks.exchange(policy_state.ranks.last, self.policy, state, None)[1])
 
     def due(self) -> bool:
-        """Whether the next training step has to run as Python: replaying a captured one would miss something.
+        """Whether the next training step has to run as Python, since a captured one would miss something.
 
-        So it is before the function is known, where it or the layer looks at values in every step (numpy,
-        `on_failure="raise"`), while several processes exchange what they learn, and in eval mode, which draws the same
-        random numbers in every step.
+        So it is before the function is known, where it or the layer looks at values (numpy, `on_failure="raise"`),
+        while several processes exchange what they learn, and in eval mode, which always draws the same random numbers.
         """
         function = self._function
         known = function.out_features is not None and function.interfaces == ("torch",)
@@ -307,16 +294,7 @@ class BlackBox(nn.Module):
     @property
     def stats(self) -> Stats:
         """Counters since construction, and the last step's perturbations. Not part of the state."""
-        function, last = self._function, self._trace.last
-        return Stats(
-            calls=function.calls,
-            evaluations=function.evaluations,
-            failures=self._trace.failures(),
-            seconds=function.seconds,
-            lower=None if last is None else last.lower.cpu().expand(self.in_features),
-            upper=None if last is None else last.upper.cpu(),
-            step=None if last is None else last.size.mean((0, 1)).cpu(),
-        )
+        return self._trace.stats(self._function)
 
     @property
     def out_features(self) -> int | None:

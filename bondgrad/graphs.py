@@ -82,7 +82,7 @@ class GraphedStep(Generic[T]):
         version = self._current_version()
         if version != self._version:
             # One step first, in which whatever is new can settle; at the very beginning three.
-            self._runs = Counter({kind: WARM_UP - 1 for kind, runs in self._runs.items() if runs >= WARM_UP - 1})
+            self._runs = Counter({kind: min(runs, WARM_UP - 1) for kind, runs in self._runs.items()})
             self._version, self._captured = version, {}
         kind = tuple((arg.shape, arg.dtype, arg.device) for arg in args)
         if kind not in self._captured:

@@ -204,7 +204,7 @@ def test_failures_are_counted_in_replays():
     ("box", "optimizer", "reason"),
     [
         (lambda: BlackBox(looks_at_values, 5, 4, seed=0), None, "cannot be captured"),
-        (None, torch.optim.Adam, "capturable is False"),
+        (None, torch.optim.Adam, "make it with capturable=True"),
     ],
 )
 def test_what_cannot_be_captured_runs_as_it_is(box, optimizer, reason):
