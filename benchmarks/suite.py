@@ -1,6 +1,6 @@
 """Runs all tests and writes down which of them ran on a GPU.
 
-    python benchmarks/suite.py
+    python benchmarks/suite.py [arguments of pytest]
 
 The table of what works (docs/pytorch.md) is made from this.
 """
@@ -8,7 +8,6 @@ The table of what works (docs/pytorch.md) is made from this.
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,22 +20,13 @@ class Outcomes:
     def __init__(self) -> None:
         self.totals: Counter[str] = Counter()
         self.functions: dict[str, Counter[str]] = {}
-        self._on_gpu: set[str] = set()
-
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Note which tests use a GPU: those that say so, and those that cannot do without."""
-        for item in items:
-            parameters: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
-            marks = [mark.kwargs.get("reason") for mark in item.iter_markers("skipif")]
-            if parameters.get("device") == "cuda" or "needs a CUDA device" in marks:
-                self._on_gpu.add(item.nodeid)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Count."""
+        """Count. Tests that need a GPU, and no others, are marked to be skipped where there is none."""
         if report.when == "call" or report.outcome != "passed":
             self.totals[report.outcome] += 1
             if report.outcome == "passed":
-                where = "cuda" if report.nodeid in self._on_gpu else "cpu"
+                where = "cuda" if "skipif" in report.keywords else "cpu"
                 self.functions.setdefault(report.nodeid.partition("[")[0], Counter())[where] += 1
 
 
@@ -46,7 +36,6 @@ def main() -> None:
     root = Path(__file__).parent.parent
     # Benchmark plugins, where there are any, complain about warnings being errors.
     status = pytest.main(["-q", "-p", "no:benchmark", "--rootdir", str(root), *sys.argv[1:]], plugins=[outcomes])
-    sys.argv = sys.argv[:1]
     device = "cuda" if torch.cuda.is_available() else "cpu"
     print(dict(outcomes.totals))
     save(f"suite_{device}", {"totals": outcomes.totals, "functions": outcomes.functions})
