@@ -141,13 +141,8 @@ class GraphedStep(Generic[T]):
             for box, state in zip(self.boxes, states, strict=True):
                 box.policy_state.random.load(state)  # new generators: the old ones were told of the capture
             torch.cuda.synchronize()
-            cause: BaseException = error
-            while cause.__context__ is not None:  # the capture's own complaint comes last, and says least
-                cause = cause.__context__
-            reason = next(iter(str(cause).splitlines()), "")
             warnings.warn(
-                "this training step cannot be captured into a CUDA graph, so it runs as it is: "
-                f"{type(cause).__name__}: {reason}",
+                f"this training step cannot be captured into a CUDA graph, so it runs as it is: {_reason(error)}",
                 stacklevel=3,
             )
             return False
@@ -163,6 +158,13 @@ class GraphedStep(Generic[T]):
                             f"{type(optimizer).__name__} keeps its '{name}' on the CPU: make it with capturable=True, "
                             "or use another optimizer"
                         )
+
+
+def _reason(error: BaseException) -> str:
+    """What went wrong first: the capture's own complaint comes last, and says least."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
 
 
 class _Captured:
@@ -182,6 +184,9 @@ class _Captured:
             # Other threads, such as those that load data, may go on with what they do.
             with torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"):
                 self.result = step(*self.args)
+        except BaseException:
+            self.graph.reset()  # which takes torch's own random numbers out of the capture
+            raise
         finally:
             for recording in self.recordings:
                 recording.stop()
