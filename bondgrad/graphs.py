@@ -185,7 +185,9 @@ class _Captured:
             with torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"):
                 self.result = step(*self.args)
         except BaseException:
-            self.graph.reset()  # which takes torch's own random numbers out of the capture
+            # Torch's own random numbers would stay part of this capture until another one ends well.
+            with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream, capture_error_mode="thread_local"):
+                torch.zeros(1, device=self.args[0].device)
             raise
         finally:
             for recording in self.recordings:
