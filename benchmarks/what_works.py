@@ -89,12 +89,15 @@ ROWS: dict[str, list[tuple[str, str, list[str]]]] = {
         ("gradient accumulation", "", ["test_loops::test_gradient_accumulation"]),
         ("gradient clipping", "", ["test_loops::test_gradient_clipping"]),
         (
-            "activation checkpointing, reentrant or not",
+            "activation checkpointing: reentrant or not, nested, selective",
             "the box is not called again",
             [
                 "test_checkpointing::test_the_same_gradients_state_and_cost",
                 "test_checkpointing::test_a_box_that_counts_its_calls_is_called_once_a_forward_pass",
                 "test_checkpointing::test_several_passes_are_told_apart",
+                "test_checkpointing::test_random_numbers_drawn_by_the_box_and_after_it",
+                "test_checkpointing::test_nested_checkpoints",
+                "test_checkpointing::test_selective_checkpointing",
             ],
         ),
         (
@@ -184,7 +187,7 @@ ROWS: dict[str, list[tuple[str, str, list[str]]]] = {
         (
             "FSDP around read-in and read-out",
             "the same; give `process_group`",
-            ["test_processes::test_several_processes_do_what_one_does_on_the_joint_batch"],
+            ["test_processes::test_so_they_do_with_sharded_neighbours"],
         ),
     ],
     "CUDA graphs": [
@@ -199,6 +202,8 @@ ROWS: dict[str, list[tuple[str, str, list[str]]]] = {
             [
                 "test_graphs::test_graphed_and_eager_training_agree",
                 "test_graphs::test_whatever_happens_between_steps_counts",
+                "test_graphs::test_what_moves_in_memory_is_noticed",
+                "test_graphs::test_every_shape_that_keeps_coming_is_captured",
                 "test_graphs::test_hooks_run_after_every_step",
             ],
         ),

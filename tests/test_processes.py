@@ -20,11 +20,17 @@ from tests.helpers import on_each_device, same_state
 
 
 @on_each_device
-@pytest.mark.parametrize(("ranks", "wrapper"), [(2, "DDP"), (4, "DDP"), (2, "FSDP"), (4, "FSDP")])
-def test_several_processes_do_what_one_does_on_the_joint_batch(ranks, wrapper, device):
-    if (wrapper, device) == ("FSDP", "cuda"):
-        pytest.skip("FSDP wants a GPU for each process")
-    differences = largest_difference(ranks, wrapper, torch.float64, device)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_several_processes_do_what_one_does_on_the_joint_batch(ranks, device):
+    agree(largest_difference(ranks, "DDP", torch.float64, device))
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_so_they_do_with_sharded_neighbours(ranks):
+    agree(largest_difference(ranks, "FSDP", torch.float64))
+
+
+def agree(differences):
     assert differences["moments"] < 1e-6
     assert differences["parameters"] < 1e-13
 
