@@ -41,7 +41,7 @@ class RowFunction:
         answer = self._answer(points, context)
         as_expected = (
             type(answer) is Tensor
-            and answer.shape == (len(points), self.out_features)
+            and answer.shape == (points.shape[0], self.out_features)
             and answer.dtype == points.dtype
             and answer.device == points.device
             and answer.layout == torch.strided
@@ -105,7 +105,7 @@ class RowFunction:
 
     def _call(self, interface: Interface, points: Tensor, context: tuple[Tensor, ...]) -> object:
         self.calls += 1
-        self.evaluations += len(points)
+        self.evaluations += points.shape[0]
         if interface == "torch":
             return self.fn(points, *context)
         return self.fn(points.cpu().numpy(), *(c.cpu().numpy() for c in context))

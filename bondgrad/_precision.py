@@ -4,11 +4,12 @@ import contextlib
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+KINDS = ("cpu", "cuda")
 IEEE = ("ieee", "none")  # settings under which float32 is float32; "none" says nothing, and that is the default
 
 
@@ -26,9 +27,9 @@ def arithmetic(full: bool, device: torch.device, autocast: torch.dtype | None) -
         changes.append(torch.no_grad())
     if not full and autocast is not None:
         changes.append(torch.autocast(kind, dtype=autocast))
+        return all_of(changes)
     # For both kinds, since a function may take its rows elsewhere.
-    off = [k for k in ("cpu", "cuda") if torch.is_autocast_enabled(k) and (full or (k == kind and autocast is None))]
-    changes += [torch.autocast(k, enabled=False) for k in off]
+    changes += [torch.autocast(k, enabled=False) for k in KINDS if torch.is_autocast_enabled(k) and (full or k == kind)]
     if full and _full_float32.needed():
         changes.append(_full_float32)
     if len(changes) > 1:
@@ -45,20 +46,27 @@ def all_of(managers: Iterable[AbstractContextManager[Any]]) -> Iterator[None]:
         yield
 
 
-class Setting:
-    """Whether one kind of operation may round float32 to less: TF32 on GPUs, also bf16 on CPUs."""
+class Setting(NamedTuple):
+    """Whether one kind of operation may round float32 to less: TF32 on GPUs, also bf16 on CPUs.
 
-    def __init__(self, backend: object, kind: str) -> None:
-        self.parent, self.own = backend, getattr(backend, kind)
+    `torch.backends.cuda.matmul.fp32_precision` and its like, without their overhead: they are read in every step.
+    """
+
+    backend: str
+    kind: str
+
+    def read(self) -> str:
+        """Its value, which may come from the backend's."""
+        return torch._C._get_fp32_precision_getter(*self)
 
     def save(self) -> str:
-        """What `restore` needs. A value that comes from the backend's own setting is to be inherited again."""
-        now: str = self.own.fp32_precision
-        return "none" if now == getattr(self.parent, "fp32_precision", None) else now
+        """What `restore` needs. A value that comes from the backend's is to be inherited again."""
+        now = self.read()
+        return "none" if now == Setting(self.backend, "all").read() else now
 
     def restore(self, value: str) -> None:
         """The counterpart of `save`."""
-        self.own.fp32_precision = value
+        torch._C._set_fp32_precision_setter(*self, value)
 
 
 class _FullFloat32:
@@ -72,7 +80,12 @@ class _FullFloat32:
     def needed(self) -> bool:
         """Whether there is anything to switch off, or another thread has done so for its own time only."""
         with self._lock:
-            return self._inside > 0 or any(setting.own.fp32_precision not in IEEE for setting in SETTINGS)
+            if self._inside > 0:
+                return True
+            for setting in SETTINGS:  # noqa: SIM110 - this way is faster, and often taken
+                if setting.read() not in IEEE:
+                    return True
+            return False
 
     def __enter__(self) -> None:
         with self._lock:
@@ -101,14 +114,6 @@ class _FullFloat32:
             setting.restore("ieee")
 
 
-def _settings() -> list[Setting]:
-    kinds = ("matmul", "conv", "rnn")
-    found = [Setting(torch.backends.mkldnn, kind) for kind in kinds]
-    if torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
-        found += [Setting(torch.backends.cudnn, kind) for kind in ("conv", "rnn")]
-        found.append(Setting(torch.backends.cuda, "matmul"))
-    return found
-
-
-SETTINGS = _settings()
+BACKENDS = ("mkldnn", "cuda") if torch.backends.cuda.is_built() else ("mkldnn",)  # type: ignore[no-untyped-call]
+SETTINGS = [Setting(backend, kind) for backend in BACKENDS for kind in ("matmul", "conv", "rnn")]
 _full_float32 = _FullFloat32()

@@ -51,7 +51,7 @@ class Local(Evaluator):
 
     def evaluate(self, function: RowFunction, points: Tensor, context: tuple[Tensor, ...]) -> Answer:
         """See `Evaluator.evaluate`."""
-        n = len(points)
+        n = points.shape[0]
         size = self._rows = n if self.max_rows is None else min(n, self.max_rows)
         if size == n:
             y = function(points, *context)

@@ -167,7 +167,7 @@ class Bond(Policy):
         total = summary[0] if "last" in state else summary
         reduced = (total if self.reduce == "sum" else total / rows).float()
         square = reduced.square()
-        decay, one = _constants(self.betas, len(reduced), reduced.device)
+        decay, one = _constants(self.betas, reduced.shape[0], reduced.device)
         sums = torch.addcmul(torch.stack((reduced, square, one, one)).view(2, 2, -1), state["sums"], decay)
         new = {"sums": sums}
         if "last" in state:
