@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 ESTIMATORS: dict[str, Callable[[], Estimator]] = {"central": Central, "forward": Forward, "simultaneous": Simultaneous}
 POLICIES: dict[str, Callable[[], Policy]] = {"bond": Bond}
-UNKNOWN_WIDTH = "a BlackBox must know how wide its answers are: give out_features, or call it once before compiling"
 ULPS = 4  # the least step, in units of the rounding of x
 
 
@@ -142,7 +141,9 @@ class BlackBox(nn.Module):
         if not operators.needed():
             y = self._plain(rows, contexts, autocast)
         elif torch.compiler.is_compiling() and self.out_features is None:
-            y = self._plain_at_first(rows, contexts, autocast)
+            # An error where breaks are not allowed.
+            torch._dynamo.graph_break(msg="width of a BlackBox unknown: give out_features, or call it once before")
+            y = torch.compiler.disable(self._plain)(rows, contexts, autocast)  # type: ignore[no-untyped-call]
         else:
             y = operators.attach(rows, self._number, autocast, self.training, contexts)
         out = y.to(x.dtype)
@@ -155,8 +156,6 @@ class BlackBox(nn.Module):
         y, part, ticket = self._evaluate(x.detach(), context, autocast, learns=self.training)
         how = Circumstances(self.training, autocast, part, ticket, self._function.tensors())
         return attach(x, y, functools.partial(self._differentiate, how), context)
-
-    _plain_at_first = torch.compiler.disable(_plain, reason=UNKNOWN_WIDTH)  # type: ignore[no-untyped-call]
 
     # ---- forward
 

@@ -50,3 +50,9 @@ bondgrad.BlackBox(torch.sin, 3)(x).sum().backward()
 assert x.grad.abs().min() > 0
 """
     subprocess.run([sys.executable, "-W", "error", "-c", program], check=True)
+
+
+def test_the_compiler_is_not_loaded_before_it_is_used():
+    """It takes as long as torch itself."""
+    script = "import sys, bondgrad; sys.exit('torch._dynamo' in sys.modules)"
+    subprocess.run([sys.executable, "-c", script], check=True)
