@@ -56,6 +56,12 @@ def chosen(name: str, value: object, by_name: dict[str, Callable[[], T]], kind: 
     return instance
 
 
+def check_callable(fn: object) -> None:
+    """Refuse what cannot be called."""
+    if not callable(fn):
+        raise TypeError(f"fn must be callable, got {type(fn).__name__}")
+
+
 def check_unsupported(structure: object, state: object, eager: object) -> None:
     """Refuse what is to come, but not there yet."""
     dense = structure is None or (isinstance(structure, str) and structure == "dense")

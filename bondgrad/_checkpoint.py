@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-MOST = 64  # answers kept: more are forward passes whose backward pass never came
+MOST = 256  # answers kept: more are forward passes whose backward pass never came
 
 
 def in_backward() -> bool:
@@ -66,16 +66,18 @@ class Answers:
         return answer.ticket
 
     def find(self, rows: tuple[Tensor, ...]) -> Answer | None:
-        """The latest answer to these rows, bit for bit the same ones. Random numbers are then as it left them."""
-        answer: Answer
-        for answer in reversed(self._kept):
-            if len(rows) == len(answer.rows) and all(map(_same, rows, answer.rows)):
-                before, after = answer.random
-                now = random_states(rows[0].device)
-                if all(map(torch.equal, now, before)):  # else the checkpoint does not care for them
-                    set_random_states(rows[0].device, after)
+        """An answer to these rows, bit for bit the same ones. Random numbers are then as it left them.
+
+        Of several, the latest that found the random numbers as they are now: a box may draw from them.
+        """
+        matching: list[Answer] = [a for a in self._kept if len(rows) == len(a.rows) and all(map(_same, rows, a.rows))]
+        now = random_states(rows[0].device)
+        for answer in matching[::-1]:
+            before, after = answer.random
+            if all(map(torch.equal, now, before)):
+                set_random_states(rows[0].device, after)
                 return answer
-        return None
+        return matching[-1] if matching else None  # of a checkpoint that does not restore random numbers
 
     def forget(self, ticket: int) -> None:
         """Its gradient was computed."""
@@ -86,7 +88,9 @@ class Answers:
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
+    if a.shape != b.shape or a.dtype != b.dtype or a.device != b.device:
+        return False
+    return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())  # NaN is the same as NaN
 
 
 def random_states(device: torch.device) -> list[Tensor]:

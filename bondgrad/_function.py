@@ -1,5 +1,6 @@
 """The user's function, called with the arrays it understands, and its answer checked."""
 
+import contextlib
 import functools
 import inspect
 import time
@@ -31,7 +32,10 @@ class RowFunction:
         self.interfaces = find_interfaces(fn)  # to be tried in this order; one, once it is known
         self.rounding = 0.0  # of the answers, in their own precision
         self.dtype = torch.float32  # of the answers, as handed on
-        self._tensors = tensors_of(fn) if isinstance(fn, nn.Module) else []
+        # Where a module keeps its parameters and buffers: dictionaries and keys, since the tensors may be replaced.
+        modules = list(fn.modules()) if isinstance(fn, nn.Module) else []
+        parameters, buffers = entries([m._parameters for m in modules]), entries([m._buffers for m in modules])
+        self._tensors, self._n_parameters = parameters + buffers, len(parameters)
         self.calls = 0
         self.evaluations = 0
         self.seconds = 0.0
@@ -59,22 +63,31 @@ class RowFunction:
                 return home
         return device
 
-    def tensors(self) -> list[Tensor | None]:
-        """The parameters and buffers that a module works with at this moment."""
-        return [tensors.get(name) for tensors, name in self._tensors]
+    def parameters(self) -> list[Tensor | None]:
+        """Those that a module works with at this moment."""
+        return [tensors.get(name) for tensors, name in self._tensors[: self._n_parameters]]
 
-    def check_tensors(self, before: list[Tensor | None]) -> None:
-        """Refuse to go on with other values than those of the forward pass: those of `functional_call` are gone."""
-        pairs = zip(before, self.tensors(), strict=True)
+    def check_parameters(self, before: list[Tensor | None]) -> None:
+        """Refuse to go on with others than those of the forward pass: those that `functional_call` gave are gone."""
+        now = self.parameters()
         try:
-            same = all(a is b or (a is not None and b is not None and torch.equal(a, b)) for a, b in pairs)
+            same = len(before) == len(now) and all(
+                a is b or (a is not None and b is not None and torch.equal(a, b))
+                for a, b in zip(before, now, strict=True)
+            )
         except RuntimeError:  # of a transform that is over, or not to be compared
             same = False
         if not same:
             raise BoxError(
                 f"the parameters of the box {describe(self.fn)} are not those of the forward pass any more: leave them "
-                "out of what functional_call replaces, and do not change them before the backward pass"
+                "out of what functional_call replaces"
             )
+
+    def replaced(self, fn: Callable[..., Any]) -> "RowFunction":
+        """Another function in the place of this one, with the counters going on."""
+        other = RowFunction(fn, self.out_features)
+        other.calls, other.evaluations, other.seconds = self.calls, self.evaluations, self.seconds
+        return other
 
     def _answer(self, points: Tensor, context: tuple[Tensor, ...]) -> object:
         start = time.perf_counter()
@@ -142,10 +155,20 @@ class RowFunction:
         return answer.detach().to(points.device)
 
 
-def tensors_of(module: nn.Module) -> list[tuple[dict[str, Any], str]]:
-    """Where a module's parameters and buffers are kept: dictionaries and keys, since the tensors may be replaced."""
-    kept: list[dict[str, Any]] = [m._parameters for m in module.modules()] + [m._buffers for m in module.modules()]
-    return [(tensors, name) for tensors in kept for name, t in tensors.items() if t is not None]
+def entries(dictionaries: list[Any]) -> list[tuple[dict[str, Any], str]]:
+    """What is in them. Compiled modules (TorchScript) have none that can be looked into."""
+    real = [tensors for tensors in dictionaries if isinstance(tensors, dict)]
+    return [(tensors, name) for tensors in real for name, t in tensors.items() if t is not None]
+
+
+def freeze(module: nn.Module) -> nn.Module:
+    """The module, not to be trained and in eval mode, as far as it can be: exported ones have no modes."""
+    for parameter in module.parameters():
+        if not nn.parameter.is_lazy(parameter):
+            parameter.requires_grad_(False)
+    with contextlib.suppress(NotImplementedError):
+        module.eval()
+    return module
 
 
 def from_numpy(array: np.ndarray) -> Tensor:

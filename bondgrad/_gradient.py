@@ -22,7 +22,7 @@ class Circumstances(NamedTuple):
     autocast: torch.dtype | None  # for a box that does not run in full precision
     part: Part = ALONE  # of a joint batch
     ticket: int = 0  # of an answer kept for activation checkpointing; 0: none
-    tensors: list[Tensor | None] | None = None  # the parameters of a box that is a module
+    parameters: list[Tensor | None] | None = None  # of a box that is a module
 
 
 class Parts(NamedTuple):

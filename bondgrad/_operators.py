@@ -67,7 +67,7 @@ def evaluate(
     ticket: Tensor,  # noqa: ARG001
 ) -> tuple[Tensor, Tensor]:
     """The box at x [B, d]: in the dtype of x, and as the box answered (no dtype has more digits than this one)."""
-    y = lookup(layer)._evaluate(x.detach(), tuple(context), autocast, learns=False)[0]
+    y = lookup(layer)._evaluate(x.detach(), tuple(context), autocast, graded=False)[0]
     return y.to(x.dtype, copy=True), y.double()
 
 
@@ -169,7 +169,7 @@ class Transformed(Opaque):
         """Also the layer, lest it be gone, and the parameters it has now."""
         Opaque.setup_context(ctx, inputs, output)
         ctx.box = lookup(inputs[1])
-        ctx.tensors = ctx.box._function.tensors()
+        ctx.parameters = ctx.box._function.parameters()
 
     @staticmethod
     def jvp(_ctx: Any, *_: Any) -> Any:  # noqa: ANN401
@@ -179,7 +179,7 @@ class Transformed(Opaque):
     @staticmethod
     def backward(ctx: Any, gy: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         """See `Opaque.backward`."""
-        ctx.box._function.check_tensors(ctx.tensors)
+        ctx.box._function.check_parameters(ctx.parameters)
         return Opaque.backward(ctx, gy, _)
 
 
@@ -187,7 +187,7 @@ def attach(x: Tensor, layer: int, autocast: torch.dtype | None, train: bool, con
     """The box at x [B, d], as an operator with a gradient."""
     ticket = torch.empty(0, device=x.device)
     if not torch.compiler.is_compiling():
-        if any(t is not None and torch._C._functorch.is_batchedtensor(t) for t in lookup(layer)._function.tensors()):
+        if any(t is not None and torch._C._functorch.is_batchedtensor(t) for t in lookup(layer)._function.parameters()):
             raise BoxError("the parameters of a box cannot be mapped over: leave them out of the vmap")
         out, _ = Transformed.apply(x, layer, autocast, train, ticket, *context)  # type: ignore[no-untyped-call]
     elif transforming():

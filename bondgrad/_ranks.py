@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bondgrad.policies import Policy, State, Steps
 
-OLDEST = 8  # forward passes ago whose gradient is still waited for
+OLDEST = 128  # forward passes ago whose gradient is still waited for
 
 
 class Part(NamedTuple):
@@ -73,6 +73,10 @@ class Ranks:
         for pending in self._pending:
             if pending.number == part.number:
                 pending.summary = summary
+
+    def unlearnt(self) -> Part:
+        """For a forward pass that the other processes know nothing of: nothing is learnt from it."""
+        return ALONE if self.last is None else Part(dist.get_world_size(self.last), number=-1)
 
     def forget(self) -> None:
         """What was computed so far is not to be learnt: another state was loaded."""

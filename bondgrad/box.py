@@ -14,7 +14,7 @@ from bondgrad import _operators as operators
 from bondgrad._bridge import attach, check_tangent
 from bondgrad._checkpoint import Answers, in_backward, in_checkpoint, random_states, unseen
 from bondgrad._device import is_capturing
-from bondgrad._function import RowFunction, describe
+from bondgrad._function import RowFunction, describe, freeze
 from bondgrad._gradient import Circumstances, Parts, estimate, evaluate, normalized
 from bondgrad._precision import arithmetic, autocast_dtype
 from bondgrad._ranks import ALONE, Part
@@ -91,8 +91,7 @@ class BlackBox(nn.Module):
         seed: int | None = None,
     ) -> None:
         super().__init__()
-        if not callable(fn):
-            raise TypeError(f"fn must be callable, got {type(fn).__name__}")
+        arguments.check_callable(fn)
         arguments.check_unsupported(structure, state, eager)
         if on_failure not in ("degrade", "raise"):
             raise ValueError(f"on_failure must be 'degrade' or 'raise', got {on_failure!r}")
@@ -152,29 +151,32 @@ class BlackBox(nn.Module):
     def _plain(self, x: Tensor, context: tuple[Tensor, ...], autocast: torch.dtype | None) -> Tensor:
         """The box at x [B, d], in eager code."""
         if not (x.requires_grad and torch.is_grad_enabled()):
-            return self._evaluate(x.detach(), context, autocast, learns=False)[0]
-        y, part, ticket = self._evaluate(x.detach(), context, autocast, learns=self.training)
-        how = Circumstances(self.training, autocast, part, ticket, self._function.tensors())
+            return self._evaluate(x.detach(), context, autocast, graded=False)[0]
+        y, part, ticket = self._evaluate(x.detach(), context, autocast, graded=True)
+        how = Circumstances(self.training, autocast, part, ticket, self._function.parameters())
         return attach(x, y, functools.partial(self._differentiate, how), context)
 
-    # ---- forward
-
     def _evaluate(
-        self, x: Tensor, context: tuple[Tensor, ...], autocast: torch.dtype | None, *, learns: bool
+        self, x: Tensor, context: tuple[Tensor, ...], autocast: torch.dtype | None, *, graded: bool
     ) -> tuple[Tensor, Part, int]:
         """The box at x [B, d] itself, in memory of its own; where x stands in a joint batch; and a ticket.
 
         Inside an activation checkpoint the answer is kept, and given when the forward pass is run again. The ticket is
-        for forgetting it; elsewhere it is 0.
+        for forgetting it, once x has its gradient; elsewhere it is 0.
         """
         if is_capturing(x.device) or not in_checkpoint():
-            return *self._ask(x, context, autocast, learns and not in_backward()), 0
+            return *self._ask(x, context, autocast, graded and self.training and not in_backward()), 0
         with unseen():
-            if in_backward() and (known := self._answers.find((x, *context))) is not None:
-                y, part = known.value
-                return y.clone(), part, known.ticket
+            if in_backward():
+                known = self._answers.find((x, *context))
+                if known is None:  # another kind of checkpoint; then only this process would learn
+                    return self._ask(x, context, autocast, learns=False)[0], self.policy_state.ranks.unlearnt(), 0
+                if not graded and torch.is_grad_enabled():  # no gradient is to come
+                    self._answers.forget(known.ticket)
+                return known.value[0].clone(), known.value[1], known.ticket
             before = random_states(x.device)
-            y, part = self._ask(x, context, autocast, self.training and not in_backward())
+            # Gradients are off in the first run of the reentrant kind, too.
+            y, part = self._ask(x, context, autocast, self.training and (graded or not torch.is_grad_enabled()))
             return y, part, self._answers.keep((x, *context), (y.clone(), part), before)
 
     def _ask(
@@ -206,8 +208,8 @@ class BlackBox(nn.Module):
             return operators.differentiate(x, y.double(), gy, *rest)  # type: ignore[no-any-return]
         if torch._C._functorch.is_legacy_batchedtensor(gy):
             raise BoxError("is_grads_batched=True does not pass through a BlackBox: use torch.func.vmap instead")
-        if how.tensors is not None:
-            self._function.check_tensors(how.tensors)
+        if how.parameters is not None:
+            self._function.check_parameters(how.parameters)
         home = self._function.home(x.device)
         tensors = (x, y, gy, *context) if home == x.device else tuple(t.to(home) for t in (x, y, gy, *context))
         with arithmetic(self.full_precision, home, how.autocast):
@@ -319,15 +321,16 @@ class BlackBox(nn.Module):
         """As `nn.Module.train`, except that the box itself stays in eval mode."""
         super().train(mode)
         if isinstance(self.fn, nn.Module):
-            self.fn.eval()
+            freeze(self.fn)
         return self
 
     def __setattr__(self, name: str, value: Any) -> None:  # noqa: ANN401
         """As usual, except that another `fn` takes the place of the box."""
         if name == "fn":
-            value = value.requires_grad_(False).eval() if isinstance(value, nn.Module) else value
-            if value is not self._function.fn:
-                self._function = RowFunction(value, self._function.out_features)
+            arguments.check_callable(value)
+            self._modules.pop("fn", None)  # a function may take the place of a module
+            value = freeze(value) if isinstance(value, nn.Module) else value
+            self._function = self._function.replaced(value)
         super().__setattr__(name, value)
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bondgrad._trace import Step
 from bondgrad.box import BlackBox
@@ -16,6 +16,7 @@ from bondgrad.box import BlackBox
 T = TypeVar("T")
 WARM_UP = 3  # steps of a kind that run before it is captured, so that nothing in it happens for the first time
 MOST_GRAPHS = 4  # kinds of arguments that are captured, each with memory of its own
+PLAIN = (int, float, str, type(None))  # settings that are what they are
 RECAPTURES = 20  # after which it is said that they cost more than they bring
 
 
@@ -103,9 +104,9 @@ class GraphedStep(Generic[T]):
         return [
             *[box.version for box in self.boxes],
             *[module.training for module in self.modules],
-            *[(t.data_ptr(), t.requires_grad) for t in (*parameters, *buffers)],
-            *[t.data_ptr() for values in states for t in values if isinstance(t, Tensor)],
-            *[value.data_ptr() if isinstance(value, Tensor) else value for value in settings],
+            *[(_address(t), t.requires_grad) for t in (*parameters, *buffers)],
+            *[_address(t) for values in states for t in tree_leaves(list(values)) if isinstance(t, Tensor)],
+            *[value if isinstance(value, PLAIN) else tree_map_only(Tensor, _address, value) for value in settings],
         ]
 
     def _eagerly(self, args: tuple[Tensor, ...]) -> T:
@@ -140,11 +141,11 @@ class GraphedStep(Generic[T]):
             self._impossible = True
             for box, state in zip(self.boxes, states, strict=True):
                 box.policy_state.random.load(state)  # new generators: the old ones were told of the capture
-            torch.cuda.synchronize()
             warnings.warn(
                 f"this training step cannot be captured into a CUDA graph, so it runs as it is: {_reason(error)}",
                 stacklevel=3,
             )
+            torch.cuda.synchronize()
             return False
         return True
 
@@ -158,6 +159,14 @@ class GraphedStep(Generic[T]):
                             f"{type(optimizer).__name__} keeps its '{name}' on the CPU: make it with capturable=True, "
                             "or use another optimizer"
                         )
+
+
+def _address(t: Tensor) -> int:
+    """Where a graph finds the tensor; or which one it is, if it has no single place in memory."""
+    try:
+        return t.data_ptr()
+    except (RuntimeError, ValueError, NotImplementedError):
+        return id(t)
 
 
 def _reason(error: BaseException) -> str:

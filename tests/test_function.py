@@ -8,8 +8,9 @@ import torch
 from torch import nn
 from torch.nn.utils import prune
 
-from bondgrad import BlackBox
+from bondgrad import BlackBox, BoxError
 from bondgrad.evaluators import Local
+from bondgrad.metrics import exact_vjp
 from bondgrad.policies import Fixed
 from tests.helpers import close, gradient
 
@@ -221,3 +222,47 @@ def test_another_function_takes_the_place_of_the_box():
     assert not net.training
     assert not net.weight.requires_grad
     assert "fn.weight" in box.state_dict()
+
+
+def test_from_a_module_to_a_function_and_back():
+    box = BlackBox(nn.Linear(3, 3), 3)
+    x = torch.randn(4, 3)
+    box(x)
+    box.fn = torch.sin
+    assert torch.equal(box(x), x.sin())
+    assert "fn.weight" not in box.state_dict()
+    assert box.stats.calls == 2  # the counters go on
+    for nothing in (None, 3):
+        with pytest.raises(TypeError, match="fn must be callable"):
+            box.fn = nothing
+    assert torch.equal(box(x), x.sin())
+    y = box(x.requires_grad_())
+    box.fn = nn.Linear(3, 3)
+    with pytest.raises(BoxError, match="not those of the forward pass"):
+        y.sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.parametrize("made", [torch.jit.script, lambda net: torch.jit.trace(net, torch.randn(2, 3))])
+def test_torchscript(made):
+    net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 3))
+    box = BlackBox(made(net), 3, policy=Fixed(1e-2))
+    x, gy = torch.randn(4, 3), torch.randn(4, 3)
+    assert close(gradient(box, x, gy), exact_vjp(net, x, gy))
+
+
+def test_a_module_that_replaces_its_buffers():
+    class Counts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("n", torch.zeros(()))
+            self.linear = nn.Linear(3, 3)
+
+        def forward(self, x):
+            self.n = self.n + 1
+            return self.linear(x)
+
+    net = Counts()
+    box = BlackBox(net, 3, policy=Fixed(1e-2))
+    x, gy = torch.randn(4, 3), torch.randn(4, 3)
+    assert close(gradient(lambda x: box(box(x)), x, gy), gy @ net.linear.weight @ net.linear.weight)
