@@ -9,6 +9,7 @@ if the moments agree it is because they were exchanged. As a control, the same w
 
 import os
 import tempfile
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -100,10 +101,21 @@ def on_this_rank(rank: int, ranks: int, wrapper: str, where: Where, folder: str)
     os._exit(0)  # an orderly end waits for gloo's threads, now and then for ever
 
 
+def spawn(program: Any, arguments: tuple[Any, ...], ranks: int, limit: float = 180.0) -> None:
+    """Run program(rank, *arguments) in as many processes; processes that wait for one another do not wait for ever."""
+    started = mp.spawn(program, arguments, nprocs=ranks, join=False)
+    end = time.monotonic() + limit
+    while not started.join(timeout=5):
+        if time.monotonic() > end:
+            for process in started.processes:
+                process.kill()
+            raise TimeoutError(f"not done after {limit:.0f} s: the processes probably wait for one another")
+
+
 def on_several_processes(ranks: int, wrapper: str, where: Where) -> list[dict[str, Tensor]]:
     """What every process ends with."""
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(on_this_rank, (ranks, wrapper, where, folder), nprocs=ranks)
+        spawn(on_this_rank, (ranks, wrapper, where, folder), ranks)
         return [torch.load(Path(folder) / f"{rank}.pt", weights_only=True) for rank in range(ranks)]
 
 

@@ -8,8 +8,7 @@ import tempfile
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
-from processes import largest_difference, make_model
+from processes import largest_difference, make_model, spawn
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -149,7 +148,7 @@ def what_programs_do(rank, folder):
 @pytest.mark.parametrize("program", [every_variant, what_programs_do])
 def test_programs(program):
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(program, (folder,), nprocs=2)
+        spawn(program, (folder,), ranks=2)
         assert {name for name in os.listdir(folder) if name.endswith(".done")} == {"0.done", "1.done"}
 
 
