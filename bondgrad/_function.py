@@ -31,7 +31,7 @@ class RowFunction:
         self.out_features = out_features  # None until the first answer
         self.interfaces = find_interfaces(fn)  # to be tried in this order; one, once it is known
         self.rounding = 0.0  # of the answers, in their own precision
-        self.dtype = torch.float32  # of the answers, as handed on
+        self.dtype = torch.float32  # of the answers, if it is not that of the rows
         # Where a module keeps its parameters and buffers: dictionaries and keys, since the tensors may be replaced.
         modules = list(fn.modules()) if isinstance(fn, nn.Module) else []
         parameters, buffers = entries([m._parameters for m in modules]), entries([m._buffers for m in modules])

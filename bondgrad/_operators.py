@@ -54,8 +54,8 @@ TAGS = (torch.Tag.cudagraph_unsafe, torch.Tag.nondeterministic_seeded)
 
 
 # Among the arguments of the operators are the number of the layer, autocast's dtype if it is to reach the box, and a
-# ticket. The ticket is an empty tensor of its own for every call: to a compiler two calls with the same
-# arguments would be one, but the box may answer differently each time.
+# ticket. The ticket is an empty tensor of its own for every call: to a compiler two calls with the same arguments would
+# be one, but the box may answer differently each time.
 
 
 @torch.library.custom_op("bondgrad::evaluate", mutates_args=(), tags=TAGS)
@@ -85,7 +85,8 @@ def differentiate(
     """The gradient [B, d] at x [B, d], for gy [B, d_out]."""
     box = lookup(layer)
     how = Circumstances(train, autocast)
-    return box._differentiate(how, x, y.to(box._function.dtype), gy, *context).contiguous()
+    dtype = torch.promote_types(x.dtype, box._function.dtype)  # that of the answer
+    return box._differentiate(how, x, y.to(dtype), gy, *context).contiguous()
 
 
 @evaluate.register_fake

@@ -144,3 +144,10 @@ def test_a_layer_that_nobody_else_keeps(net):
     x, gy = torch.randn(6, 4), torch.randn(6, 2)
     _, pull_back = vjp(BlackBox(net, 4, policy=Fixed(1e-2)), x)
     assert close(pull_back(gy)[0], vjp(net, x)[1](gy)[0])
+
+
+def test_double_precision():
+    """The answer at x itself keeps all its digits, which forward differences need."""
+    box = BlackBox(torch.sin, 3, 3, estimator="forward", policy=Fixed(1e-7))
+    x = torch.randn(6, 3, dtype=torch.float64)
+    assert close(grad(lambda x: box(x).sum())(x), x.cos(), 1e-5)
