@@ -238,9 +238,9 @@ In the last column it is not (`full_precision=False`).
 
 ## Several processes
 
-Largest difference from one process on the joint batch, after {steps} steps with Adam, 24 rows and now and then 10. Adam
-turns rounding into steps of the size of the learning rate, hence the difference between float32 and float64. Moments
-are relative to their value. Without an exchange, which is DistributedDataParallel alone, they are something else.
+Largest difference from one process on the joint batch, after {steps} steps with Adam, 24 rows and now and then 10. In
+float64 nothing but rounding is left. Moments are relative to their value. Without an exchange, which is
+DistributedDataParallel alone, they are something else.
 
 {processes}
 """
