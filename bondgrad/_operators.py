@@ -2,7 +2,7 @@
 
 A compiler cannot look into the box, and need not: it sees an operator with a gradient, and compiles what is around it.
 Operators take tensors and numbers only, so the layer travels as a number. In plain eager code `_bridge` does the same
-at a quarter of the overhead.
+with less overhead.
 """
 
 import itertools

@@ -169,8 +169,8 @@ class BlackBox(nn.Module):
         with unseen():
             if in_backward():
                 known = self._answers.find((x, *context))
-                if known is None:  # another kind of checkpoint; then only this process would learn
-                    return self._ask(x, context, autocast, learns=False)[0], self.policy_state.ranks.unlearnt(), 0
+                if known is None:
+                    return *self._ask(x, context, autocast, learns=False), 0
                 if not graded and torch.is_grad_enabled():  # no gradient is to come
                     self._answers.forget(known.ticket)
                 return known.value[0].clone(), known.value[1], known.ticket
@@ -190,7 +190,8 @@ class BlackBox(nn.Module):
         policy_state = self.policy_state
         group = policy_state.ranks.current() if learns else None
         if group is None:
-            return y, ALONE
+            # A forward pass that is run again takes part in nothing: the processes must not learn apart.
+            return y, policy_state.ranks.unlearnt() if in_backward() else ALONE
         state = policy_state.read(x.device)
         part, new_state = policy_state.ranks.exchange(group, self.policy, state, arguments.inside(self.limits, x))
         policy_state.write(new_state)
@@ -234,7 +235,7 @@ class BlackBox(nn.Module):
         g, failures = estimate(self._parts(), steps, x, y, gy, context)
         # Wrappers average the gradient over the processes, so a row has a share of what it would have alone.
         summary = self.policy.summarize(g if ranks == 1 else g / ranks, steps)
-        new_state = self.policy.observe(state, summary, x.shape[0]) if ranks == 1 else state
+        new_state = self.policy.observe(state, summary, x.shape[0]) if how.training and ranks == 1 else state
         if self.estimator.normalize_rows:
             g = normalized(g) * ranks  # of which the wrappers leave one share
 
@@ -267,7 +268,7 @@ class BlackBox(nn.Module):
         """
         policy_state = self.policy_state
         if policy_state.ranks.last is not None and policy_state.names:
-            state = {name: buffer.clone() for name, buffer in policy_state.named_buffers()}
+            state = dict(policy_state.named_buffers())
             policy_state.write(policy_state.ranks.exchange(policy_state.ranks.last, self.policy, state, None)[1])
 
     def due(self) -> bool:

@@ -119,7 +119,7 @@ def test_random_numbers_drawn_by_the_box_and_after_it(device, reentrant):
     plain, after = gradients(lambda model, x: model(x))
     got, after_too = gradients(lambda model, x: checkpoint(model, x, use_reentrant=reentrant))
     assert all(torch.equal(a, b) for a, b in zip(got, plain, strict=True))
-    assert torch.isfinite(after + after_too)
+    assert torch.equal(after, after_too)  # and whatever comes next draws what it would have drawn
 
 
 def test_random_numbers_that_a_checkpoint_does_not_restore_are_left_alone():

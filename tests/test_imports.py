@@ -53,6 +53,6 @@ assert x.grad.abs().min() > 0
 
 
 def test_the_compiler_is_not_loaded_before_it_is_used():
-    """It takes as long as torch itself."""
+    """It takes long to load."""
     script = "import sys, bondgrad; sys.exit('torch._dynamo' in sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True)
