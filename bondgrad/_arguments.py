@@ -62,21 +62,22 @@ def check_callable(fn: object) -> None:
         raise TypeError(f"fn must be callable, got {type(fn).__name__}")
 
 
-def check_unsupported(structure: object, state: object, eager: object) -> None:
+def check_eager(eager: object) -> None:
     """Refuse what is to come, but not there yet."""
-    dense = structure is None or (isinstance(structure, str) and structure == "dense")
-    if not dense or state is not None or eager:
-        raise ValueError("structure other than 'dense', state and eager are not supported yet: leave them out")
+    if eager:
+        raise ValueError("eager is not supported yet: leave it out")
 
 
-def check_input(x: Tensor, in_features: int) -> None:
-    """Refuse an x that is not [..., in_features] of floating point."""
+def check_input(x: Tensor, in_features: int, in_time: bool = False) -> None:
+    """Refuse an x that is not [..., in_features] of floating point; with time before the features, if it has that."""
     if not isinstance(x, Tensor):
         raise TypeError(f"x must be a torch tensor, got {type(x).__name__}")
     if not x.dtype.is_floating_point or x.layout != torch.strided:
         raise TypeError(f"x must be dense and floating point, got {x.dtype}, {x.layout}: call x.float(), x.to_dense()")
     if x.ndim == 0 or x.shape[-1] != in_features:
         raise ValueError(f"x must have shape [..., in_features={in_features}], got {list(x.shape)}")
+    if in_time and x.ndim == 1:
+        raise ValueError(f"x must have shape [..., time, in_features={in_features}], got {list(x.shape)}")
     if x.numel() == 0:
         raise ValueError(f"x is an empty batch, shape {list(x.shape)}: skip it, or give it at least one row")
 
@@ -112,11 +113,11 @@ class Limits:
         if not bool((low < high).all()):
             raise ValueError(f"limits must have low < high for every input, got {limits!r}")
         self._exact = low.expand(in_features).clone(), high.expand(in_features).clone()
-        self._made: dict[tuple[torch.dtype, torch.device], tuple[Tensor, Tensor]] = {}
+        self._made: dict[tuple[torch.dtype, torch.device, int], tuple[Tensor, Tensor]] = {}
 
     def like(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Low and high, each [d], in the dtype and on the device of x. Rounded inwards: no point may lie outside."""
-        key = (x.dtype, x.device)
+        """Low and high, each like the rows of x [N, d], or [N, T·d]. Rounded inwards: no point may lie outside."""
+        key = (x.dtype, x.device, x.shape[-1])
         if key not in self._made:
             low, high = (limit.to(x.dtype) for limit in self._exact)
             inf = torch.tensor(math.inf, dtype=x.dtype, device="cpu")
@@ -124,7 +125,8 @@ class Limits:
             high = torch.where(high.double() > self._exact[1], torch.nextafter(high, -inf), high)
             if not bool((low < high).all()):
                 raise ValueError(f"limits must be within what {x.dtype} can tell apart: use float64, or other units")
-            self._made[key] = low.to(x.device), high.to(x.device)
+            times = x.shape[-1] // len(low)
+            self._made[key] = low.repeat(times).to(x.device), high.repeat(times).to(x.device)
         return self._made[key]
 
 

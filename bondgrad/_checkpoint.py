@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from bondgrad.errors import BoxError
+
 MOST = 256  # answers kept: more are forward passes whose backward pass never came
 
 
@@ -65,12 +67,18 @@ class Answers:
         self._kept.append(answer)
         return answer.ticket
 
-    def find(self, rows: tuple[Tensor, ...]) -> Answer | None:
+    def find(self, rows: tuple[Tensor, ...], ordered: bool = False) -> Answer | None:
         """An answer to these rows, bit for bit the same ones. Random numbers are then as it left them.
 
-        Of several, the latest that found the random numbers as they are now: a box may draw from them.
+        Of several, the latest that found the random numbers as they are now: a box may draw from them. Of a box that
+        remembers (`ordered`) which answer came when matters, and cannot be told: then it is refused.
         """
         matching: list[Answer] = [a for a in self._kept if len(rows) == len(a.rows) and all(map(_same, rows, a.rows))]
+        if ordered and len(matching) > 1:
+            raise BoxError(
+                "a box with memory was called on the same rows more than once inside activation checkpoints, which "
+                "cannot be told apart when they run again: leave the box outside of them"
+            )
         now = random_states(rows[0].device)
         for answer in matching[::-1]:
             before, after = answer.random

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from bondgrad.errors import BoxError
 
@@ -24,10 +25,25 @@ class RowFunction:
 
     An nn.Module takes tensors, and an annotation of the first parameter is believed. Otherwise the libraries that the
     code names tell which of the two to try first; the other is tried if the first call raises what a wrong type does.
+
+    Args:
+        fn: The user's function.
+        out_features: Width of its answers. None: learnt from the first.
+        time_features: Its inputs per time step, for a function of sequences: their rows are [T·time_features] here, and
+            [T, time_features] to the function. None: it is one of rows.
+        memory: The form of its state, for a function fn(x, state, *context) -> (y, state). The tensors of the state are
+            the last of the rows that it is given here.
     """
 
-    def __init__(self, fn: Callable[..., Any], out_features: int | None) -> None:
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        out_features: int | None,
+        time_features: int | None = None,
+        memory: TreeSpec | None = None,
+    ) -> None:
         self.fn = fn
+        self.time_features, self.memory = time_features, memory
         self.out_features = out_features  # None until the first answer
         self.interfaces = find_interfaces(fn)  # to be tried in this order; one, once it is known
         self.rounding = 0.0  # of the answers, in their own precision
@@ -40,18 +56,59 @@ class RowFunction:
         self.evaluations = 0
         self.seconds = 0.0
 
-    def __call__(self, points: Tensor, *context: Tensor) -> Tensor:
-        """Evaluate points [N, d]. Returns [N, d_out] on the device of points, in memory that may be fn's own."""
-        answer = self._answer(points, context)
+    def __call__(self, points: Tensor, *rows: Tensor) -> Tensor:
+        """Evaluate points [N, d], with what else there is in rows. Returns [N, d_out] on the device of points.
+
+        It may be in memory that belongs to fn.
+        """
+        answer = self._answer(points, rows)
+        return self._as_rows(answer if self.memory is None else self._split(answer)[0], points)
+
+    def advance(self, points: Tensor, *rows: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """As a call, of a function with memory; also returns its new state, [N, ...] each."""
+        answer, state = self._split(self._answer(points, rows))
+        return self._as_rows(answer, points), self._checked_state(state, points)
+
+    def _as_rows(self, answer: object, points: Tensor) -> Tensor:
         as_expected = (
             type(answer) is Tensor
-            and answer.shape == (points.shape[0], self.out_features)
+            and answer.shape == self._shape(points)
             and answer.dtype == points.dtype
             and answer.device == points.device
             and answer.layout == torch.strided
             and not answer.requires_grad
         )
-        return answer if as_expected else self._checked(answer, points)  # type: ignore[return-value]
+        y: Tensor = answer if as_expected else self._checked(answer, points)  # type: ignore[assignment]
+        return y if self.time_features is None else y.flatten(1)
+
+    def _shape(self, points: Tensor) -> tuple[int | None, ...]:
+        """Of the answer; None where it is not known yet."""
+        if self.time_features is None:
+            return points.shape[0], self.out_features
+        return points.shape[0], points.shape[1] // self.time_features, self.out_features
+
+    def _split(self, answer: object) -> tuple[object, object]:
+        """The answer of a function with memory, and its state."""
+        if not isinstance(answer, (tuple, list)) or len(answer) != 2:
+            raise BoxError(
+                f"the box {describe(self.fn)} has a state, so it must return a pair (y, state), got "
+                f"{type(answer).__name__}"
+            )
+        return answer[0], answer[1]
+
+    def _checked_state(self, state: object, points: Tensor) -> tuple[Tensor, ...]:
+        leaves, form = tree_flatten(state)
+        try:
+            tensors = [from_numpy(t) if isinstance(t, np.ndarray) else torch.as_tensor(t) for t in leaves]
+        except (TypeError, ValueError, RuntimeError):
+            tensors = []
+        fits = form == self.memory and len(tensors) == len(leaves)
+        if not fits or any(t.ndim == 0 or t.shape[0] != points.shape[0] for t in tensors):
+            raise BoxError(
+                f"the box {describe(self.fn)} must return a state of the form it was given, with one entry per row "
+                f"first ([{points.shape[0]}, ...])"
+            )
+        return tuple(t.detach().to(points.device) for t in tensors)
 
     def home(self, device: torch.device) -> torch.device:
         """Where the function works, given that its rows come from `device`: they are best made there."""
@@ -85,20 +142,20 @@ class RowFunction:
 
     def replaced(self, fn: Callable[..., Any]) -> "RowFunction":
         """Another function in the place of this one, with the counters going on."""
-        other = RowFunction(fn, self.out_features)
+        other = RowFunction(fn, self.out_features, self.time_features, self.memory)
         other.calls, other.evaluations, other.seconds = self.calls, self.evaluations, self.seconds
         return other
 
-    def _answer(self, points: Tensor, context: tuple[Tensor, ...]) -> object:
+    def _answer(self, points: Tensor, rows: tuple[Tensor, ...]) -> object:
         start = time.perf_counter()
         try:
             if len(self.interfaces) == 1:
-                return self._call(self.interfaces[0], points, context)
+                return self._call(self.interfaces[0], points, rows)
             first, second = self.interfaces
             try:
-                answer = self._call(first, points.clone(), tuple(c.clone() for c in context))
+                answer = self._call(first, points.clone(), tuple(t.clone() for t in rows))
             except (TypeError, AttributeError, ValueError):
-                answer = self._call(second, points, context)
+                answer = self._call(second, points, rows)
                 first = second
             self.interfaces = (first,)
             return answer
@@ -116,12 +173,15 @@ class RowFunction:
         finally:
             self.seconds += time.perf_counter() - start
 
-    def _call(self, interface: Interface, points: Tensor, context: tuple[Tensor, ...]) -> object:
+    def _call(self, interface: Interface, points: Tensor, rows: tuple[Tensor, ...]) -> object:
         self.calls += 1
         self.evaluations += points.shape[0]
-        if interface == "torch":
-            return self.fn(points, *context)
-        return self.fn(points.cpu().numpy(), *(c.cpu().numpy() for c in context))
+        x = points if self.time_features is None else points.view(len(points), -1, self.time_features)
+        arrays: list[Any] = [x, *rows] if interface == "torch" else [t.cpu().numpy() for t in (x, *rows)]
+        if self.memory is None:
+            return self.fn(*arrays)
+        first = len(arrays) - self.memory.num_leaves
+        return self.fn(arrays[0], tree_unflatten(arrays[first:], self.memory), *arrays[1:first])
 
     def _checked(self, answer: object, points: Tensor) -> Tensor:
         name = describe(self.fn)
@@ -134,20 +194,21 @@ class RowFunction:
             raise BoxError(f"the box {name} must return a dense tensor, got {answer.layout}: call y.to_dense()")
         if answer.dtype.is_complex:
             raise BoxError(f"the box {name} returned complex numbers; return real and imaginary parts as two outputs")
-        rows, width = len(points), self.out_features
-        expected = f"[{rows}, {'out_features' if width is None else width}]"
-        if answer.ndim != 2 or answer.shape[0] != rows or answer.shape[1] == 0:
-            hint = " (add a dimension: y[:, None])" if answer.shape == (rows,) else ""
+        *lead, width = self._shape(points)
+        expected = f"[{', '.join(map(str, lead))}, {'out_features' if width is None else width}]"
+        if list(answer.shape[:-1]) != lead or answer.ndim != len(lead) + 1 or answer.shape[-1] == 0:
+            hint = " (add a dimension: y[..., None])" if list(answer.shape) == lead else ""
+            what = "row" if self.time_features is None else "time step"
             raise BoxError(
-                f"the box {name} must return one row of outputs per row of inputs, {expected}, got shape "
+                f"the box {name} must return one row of outputs per {what} of inputs, {expected}, got shape "
                 f"{list(answer.shape)}{hint}"
             )
-        if width is not None and answer.shape[1] != width:
+        if width is not None and answer.shape[-1] != width:
             raise BoxError(
                 f"the box {name} must return {expected}, got {list(answer.shape)}: its output width must not change, "
                 "and must equal out_features where that was given"
             )
-        self.out_features = answer.shape[1]
+        self.out_features = answer.shape[-1]
         self.rounding = torch.finfo(answer.dtype).eps if answer.dtype.is_floating_point else 0.0
         if not answer.dtype.is_floating_point or answer.dtype.itemsize < points.dtype.itemsize:
             answer = answer.to(points.dtype)

@@ -1,18 +1,27 @@
-"""The box at the rows of a batch, and its gradient there: from perturbations, through evaluations, to g."""
+"""The backward pass: from perturbations, through evaluations, to the gradient at the box's inputs."""
 
+import contextlib
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from bondgrad._arguments import Limits
-from bondgrad._device import look_is_free
-from bondgrad._function import RowFunction
-from bondgrad._ranks import ALONE, Part
-from bondgrad.estimators import Estimator, Site
-from bondgrad.evaluators import Evaluator
-from bondgrad.policies import Steps
+from bondgrad import _arguments as arguments
+from bondgrad._device import is_capturing, look_is_free
+from bondgrad._forward import Forward, Recall
+from bondgrad._memory import Snapshots
+from bondgrad._trace import Step
+from bondgrad.estimators import Site
+from bondgrad.policies import Batch
+from bondgrad.structure import Scene
+
+if TYPE_CHECKING:
+    from bondgrad.box import BlackBox
+
+ULPS = 4  # the least step, in units of the rounding of x
+Ask = Callable[[Tensor, slice | Tensor], Tensor]  # (points [b, ..., d], which b rows) -> [b, ..., d_out]
 
 
 class Circumstances(NamedTuple):
@@ -20,81 +29,191 @@ class Circumstances(NamedTuple):
 
     training: bool
     autocast: torch.dtype | None  # for a box that does not run in full precision
-    part: Part = ALONE  # of a joint batch
-    ticket: int = 0  # of an answer kept for activation checkpointing; 0: none
+    forward: Forward = Forward()
     parameters: list[Tensor | None] | None = None  # of a box that is a module
 
 
-class Parts(NamedTuple):
-    """Of the layer, as far as they are needed here."""
-
-    function: RowFunction
-    evaluator: Evaluator
-    estimator: Estimator
-    limits: Limits | None
-
-
-def evaluate(parts: Parts, x: Tensor, context: tuple[Tensor, ...]) -> Tensor:
-    """The box at x [B, d]. What a call that fails may have taught about the function is forgotten."""
-    function = parts.function
-    known = function.out_features, function.interfaces
-    try:
-        return parts.evaluator.run(
-            # Copies, since the function may write into its arguments.
-            lambda: parts.evaluator.evaluate(
-                function, x.clone(memory_format=torch.contiguous_format), tuple(c.clone() for c in context)
-            )
-        )[0]
-    except BaseException:
-        function.out_features, function.interfaces = known
-        raise
+def differentiate(
+    layer: "BlackBox", how: Circumstances, x: Tensor, y: Tensor, gy: Tensor, context: tuple[Tensor, ...]
+) -> Tensor:
+    """The gradient [B, d] at x [B, d], where the box lives. Changes of state come last, so an exception leaves none."""
+    memory = layer.memory
+    with memory.kept() if isinstance(memory, Snapshots) else contextlib.nullcontext():
+        return _differentiate(layer, how, arguments.inside(layer.limits, x), y, gy, context)
 
 
-def estimate(
-    parts: Parts, steps: Steps, x: Tensor, y: Tensor, gy: Tensor, context: tuple[Tensor, ...]
-) -> tuple[Tensor, Tensor | None]:
-    """The gradient at the box's inputs, and how many evaluations failed (None: none did).
+def _differentiate(
+    layer: "BlackBox", how: Circumstances, x: Tensor, y: Tensor, gy: Tensor, context: tuple[Tensor, ...]
+) -> Tensor:
+    """See `differentiate`. Rows may be sequences, [B, T·d]; to the policy every time step is a row."""
+    d, policy, policy_state, findings = layer.in_features, layer.policy, layer.policy_state, layer.findings
+    rows = x.reshape(-1, d) if x.shape[1] != d else x
+    eps = torch.finfo(x.dtype).eps
+    rounding = max(eps, layer._function.rounding)
+    noise = rounding if layer.noise is None else layer.noise
+    capturing = is_capturing(x.device)
+    asking = Asking(layer, x, y, context, how.forward.recall)
+    if findings is not None and how.training and not capturing and findings.due():
+        layer.evaluator.run(lambda: findings.look(asking.scene(noise, rounding)))
+
+    generator = policy_state.random.on(x.device) if capturing else policy_state.random.fork(x.device)
+    state = policy_state.read(x.device)
+    ranks, joint_rows, first, sums, _ = how.forward.part
+    batch = Batch(rows, generator, joint_rows or rows.shape[0], first, None if sums is None else sums.to(x.device))
+    steps = policy.steps(state, batch, layer.estimator.draws, noise)
+    # A step below the rounding of x would vanish in x + step.
+    steps = steps._replace(size=torch.add(steps.size, rows.abs(), alpha=ULPS * eps))
+    spent = layer._function.evaluations
+    g = asking.gradient(gy, torch.copysign(steps.size, steps.sign).view(-1, *x.shape))
+    spent = layer._function.evaluations - spent
+    g_rows = g.view_as(rows)
+    # Wrappers average the gradient over the processes, so a row has a share of what it would have alone.
+    summary = policy.summarize(g_rows if ranks == 1 else g_rows / ranks, steps)
+    new_state = policy.observe(state, summary, rows.shape[0]) if how.training and ranks == 1 else state
+    if layer.estimator.normalize_rows:
+        g_rows = normalized(g_rows) * ranks  # of which the wrappers leave one share
+
+    trace = layer._trace
+    if asking.failed:
+        trace.add_failures(torch.stack(asking.failed).sum(), raises=layer.on_failure == "raise")
+    trace.last = steps
+    if how.training:
+        policy_state.random.join(x.device, generator)
+        policy_state.write(new_state)
+        if ranks > 1:
+            policy_state.ranks.remember(how.forward.part, summary)
+        if findings is not None:
+            findings.credit += spent
+    step = Step(x, gy, g_rows.view_as(x))
+    if layer.structure.in_time:
+        step = Step(*(t.reshape(len(x), x.shape[1] // d, -1) for t in step))
+    if capturing:
+        trace.captured.append(step)
+    else:
+        layer._run_hooks(step)
+    return g_rows.view_as(x)
+
+
+class Asking:
+    """The box near the rows of one batch.
 
     Args:
-        parts: Of the layer.
-        steps: How far to move.
-        x: [B, d] the rows, inside the limits.
-        y: [B, d_out] the box there.
-        gy: [B, d_out] the loss's gradient at y.
+        layer: The layer.
+        x: [B, W] the rows, inside the limits; W is d, or T·d for sequences.
+        y: [B, W_out] the box there.
         context: [B, ...] each: what else the box is given.
-
-    Returns:
-        g [B, d] before any scaling of its rows, and a tensor without dimensions.
+        recall: What it remembered before the time steps at which it can start.
     """
-    function, evaluator, estimator, limits = parts
-    low, high = (None, None) if limits is None else limits.like(x)
-    site = Site(x, y, gy, torch.copysign(steps.size, steps.sign), low, high)
-    batch = x.shape[0]
-    row_bytes = sum([t.itemsize * (t.numel() // batch) for t in (x, y, *context)])
-    wanted = batch * estimator.evaluations(x.shape[1])
-    failed: list[Tensor] = []
 
-    def evaluate_near(points: Tensor, rows: slice) -> tuple[Tensor, Tensor | None]:
-        shape = points.shape[:-1]
-        nearby = tuple(c[rows].repeat_interleave(shape[1:].numel(), 0) for c in context)
-        y, ok = evaluator.evaluate(function, points.view(-1, points.shape[-1]), nearby)
-        # A sum is finite only if all its terms are, which spares the closer look.
-        if ok is not None or not look_is_free(y.device) or not math.isfinite(y.sum()):
-            finite = torch.isfinite(torch.linalg.vector_norm(y, math.inf, dim=1))  # one pass over y
-            ok = (finite if ok is None else finite & ok).view(shape)
-            failed.append(ok.numel() - ok.sum())
-        return y.view(*shape, -1), ok
+    def __init__(
+        self,
+        layer: "BlackBox",
+        x: Tensor,
+        y: Tensor,
+        context: tuple[Tensor, ...],
+        recall: Recall,
+    ) -> None:
+        self.layer, self.x, self.y, self.context = layer, x, y, context
+        self.recall = recall or ((0, ()),)
+        self.whole = isinstance(layer.memory, Snapshots)
+        self.low: Tensor | None = None
+        self.high: Tensor | None = None
+        if layer.limits is not None:
+            self.low, self.high = layer.limits.like(x)
+        self.failed: list[Tensor] = []  # evaluations
 
-    def work() -> Tensor:
-        failed.clear()
-        return estimator.vjp(site, evaluate_near, evaluator.portion(row_bytes, wanted, x.device))
+    def scene(self, noise: float, rounding: float) -> Scene:
+        """For finding out about the box."""
+        most = self._portion(0, self.x.shape[0] * self.x.shape[1])
+        scene = Scene(self.x, self.y, self._ask(0), most, noise, rounding, self.low, self.high)
+        return scene._replace(features=self.layer.in_features, whole=self.whole)
 
-    g = evaluator.run(work).to(x.dtype)
-    if not look_is_free(x.device) or not math.isfinite(g.sum()):
-        # What could not be estimated is zero; but where the loss's own gradient is not finite neither is ours, as loss
-        # scalers expect.
-        g = g.nan_to_num(0, 0, 0) + (gy * 0).sum(1, keepdim=True)
-    return g, torch.stack(failed).sum() if failed else None
+    def gradient(self, gy: Tensor, delta: Tensor) -> Tensor:
+        """The gradient [B, W] for gy [B, W_out], with perturbations [n, B, W], before any scaling of its rows."""
+        layer, x, y = self.layer, self.x, self.y
+        d = layer.in_features
+        time = x.shape[1] // d
+        d_out = y.shape[1] // time
+        starts = [0] if layer.estimator.together else [start for start, _ in self.recall]
+        g: Tensor | None = None
+        for start, groups in layer.structure.windows(d, d_out, time, starts):
+            at, out = start * d, start * d_out
+            site = Site(x, y, gy, delta, self.low, self.high, groups, self.whole)
+            if start > 0:
+                low, high = (None if limit is None else limit[at:] for limit in (self.low, self.high))
+                site = Site(x[:, at:], y[:, out:], gy[:, out:], delta[:, :, at:], low, high, groups, self.whole)
+            if groups is not None and layer.estimator.together:
+                site = site._replace(groups=groups.together())
+            count = x.shape[1] if groups is None else groups.count
+            part = self._run(site, start, x.shape[0] * layer.estimator.evaluations(count))
+            if g is None:
+                g = part
+            else:
+                g[:, at:] += part
+        assert g is not None
+        if not look_is_free(x.device) or not math.isfinite(g.sum()):
+            # What could not be estimated is zero; but where the loss's own gradient is not finite neither is ours, as
+            # loss scalers expect.
+            g = g.nan_to_num(0, 0, 0) + (gy * 0).sum(1, keepdim=True)
+        return g
+
+    def _run(self, site: Site, start: int, wanted: int) -> Tensor:
+        """The estimator's work, for evaluations that start at one time step."""
+        before = len(self.failed)
+        ask = self._ask(start)
+
+        def evaluate(points: Tensor, rows: slice) -> tuple[Tensor, Tensor | None]:
+            y = ask(points, rows)
+            # A sum is finite only if all its terms are, which spares the closer look.
+            if look_is_free(y.device) and math.isfinite(y.sum()):
+                return y, None
+            ok = torch.isfinite(torch.linalg.vector_norm(y, math.inf, dim=-1))  # one pass over y
+            self.failed.append(ok.numel() - ok.sum())
+            return y, ok
+
+        def work() -> Tensor:
+            del self.failed[before:]
+            return self.layer.estimator.vjp(site, evaluate, self._portion(start, wanted))
+
+        return self.layer.evaluator.run(work).to(self.x.dtype)
+
+    def _portion(self, start: int, wanted: int) -> int:
+        batch = self.x.shape[0]
+        tensors = (self.x, self.y, *self.context, *self._leaves(start))
+        row_bytes = sum([t.itemsize * (t.numel() // batch) for t in tensors])
+        return self.layer.evaluator.portion(row_bytes, wanted, self.x.device)
+
+    def _leaves(self, start: int) -> tuple[Tensor, ...]:
+        """The state of a box that is given it."""
+        return () if self.whole else dict(self.recall)[start]
+
+    def _ask(self, start: int) -> Ask:
+        """The box at points near rows, from a time step on; NaN where no answer came."""
+        evaluator, function = self.layer.evaluator, self.layer._function
+        if self.whole:
+            return self._ask_one_by_one
+        beside = (*self.context, *self._leaves(start))
+
+        def ask(points: Tensor, rows: slice | Tensor) -> Tensor:
+            shape = points.shape[:-1]
+            nearby = tuple(t[rows].repeat_interleave(shape[1:].numel(), 0) for t in beside)
+            y, ok = evaluator.evaluate(function, points.view(-1, points.shape[-1]), nearby)
+            return (y if ok is None else y.masked_fill(~ok[:, None], math.nan)).view(*shape, -1)
+
+        return ask
+
+    def _ask_one_by_one(self, points: Tensor, _: slice | Tensor) -> Tensor:
+        """For a box that keeps its state to itself, and is therefore asked about all rows, one move at a time."""
+        memory = self.layer.memory
+        assert isinstance(memory, Snapshots)
+        answers = []
+        for point in points.flatten(1, -2).unbind(1):
+            memory.restore(self.recall[0][1])
+            y, ok = self.layer.evaluator.evaluate(
+                self.layer._function, point.clone(), tuple(c.clone() for c in self.context)
+            )
+            answers.append(y.clone() if ok is None else y.masked_fill(~ok[:, None], math.nan))
+        return torch.stack(answers, 1).view(*points.shape[:-1], -1)
 
 
 def normalized(g: Tensor) -> Tensor:

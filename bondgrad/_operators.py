@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from bondgrad._bridge import Once, refuse_forward_mode
+from bondgrad._forward import evaluate as base_evaluation
 from bondgrad._gradient import Circumstances
 from bondgrad.errors import BoxError
 
@@ -67,7 +68,7 @@ def evaluate(
     ticket: Tensor,  # noqa: ARG001
 ) -> tuple[Tensor, Tensor]:
     """The box at x [B, d]: in the dtype of x, and as the box answered (no dtype has more digits than this one)."""
-    y = lookup(layer)._evaluate(x.detach(), tuple(context), autocast, graded=False)[0]
+    y = base_evaluation(lookup(layer), x.detach(), tuple(context), autocast, graded=False)[0]
     return y.to(x.dtype, copy=True), y.double()
 
 
@@ -96,7 +97,7 @@ def _(x: Tensor, _context: list[Tensor], layer: int, *_: object) -> tuple[Tensor
     width = lookup(layer).out_features
     if width is None:
         raise BoxError("to compile a BlackBox, say how wide its answers are: BlackBox(fn, in_features, out_features)")
-    y = x.new_empty(len(x), width)
+    y = x.new_empty(len(x), x.shape[1] // lookup(layer).in_features * width)
     return y, y.double()
 
 

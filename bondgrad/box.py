@@ -5,6 +5,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
@@ -12,25 +13,25 @@ from torch.utils.hooks import RemovableHandle
 from bondgrad import _arguments as arguments
 from bondgrad import _operators as operators
 from bondgrad._bridge import attach, check_tangent
-from bondgrad._checkpoint import Answers, in_backward, in_checkpoint, random_states, unseen
-from bondgrad._device import is_capturing
+from bondgrad._checkpoint import Answers
+from bondgrad._forward import evaluate
 from bondgrad._function import RowFunction, describe, freeze
-from bondgrad._gradient import Circumstances, Parts, estimate, evaluate, normalized
+from bondgrad._gradient import Circumstances, differentiate
+from bondgrad._memory import Carried, find_memory
 from bondgrad._precision import arithmetic, autocast_dtype
-from bondgrad._ranks import ALONE, Part
 from bondgrad._state import PolicyState
 from bondgrad._trace import Stats, Step, Trace
 from bondgrad.errors import BoxError
 from bondgrad.estimators import Central, Estimator, Forward, Simultaneous
 from bondgrad.evaluators import Evaluator, Local
-from bondgrad.policies import Batch, Bond, Policy
+from bondgrad.policies import Bond, Policy
+from bondgrad.structure import Findings, Structure, Unknown, resolve
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 ESTIMATORS: dict[str, Callable[[], Estimator]] = {"central": Central, "forward": Forward, "simultaneous": Simultaneous}
 POLICIES: dict[str, Callable[[], Policy]] = {"bond": Bond}
-ULPS = 4  # the least step, in units of the rounding of x
 
 
 class BlackBox(nn.Module):
@@ -52,8 +53,15 @@ class BlackBox(nn.Module):
         noise: Half-width b of the noise on the function's outputs. None: the rounding of their floating-point type.
         limits: (low, high), each a number or one number per input. No point outside is ever evaluated: x is clamped,
             and the gradient found at the clamped point is passed on. (A NaN in x is passed on to fn.)
-        structure: Which outputs depend on which inputs. None or "dense": all on all.
-        state: Not supported yet, leave None: boxes with memory between calls.
+        structure: Which outputs depend on which inputs; inputs that share none move together, and a gradient costs that
+            many evaluations less. A bool pattern [out_features, in_features], an instance from `bondgrad.structure`
+            (`Blocks`, or `Sequence` for x [..., T, in_features]), "dense" (all on all), or "auto" (found out at the
+            first training step, and watched from then on). None: what fn says of itself as `fn.structure`, or "dense".
+        state: For a box with memory, fn(x, state, *context) -> (y, state): the state it begins with, tensors [N, ...]
+            with one entry per row, or [1, ...]. The forward pass moves it on, the backward pass starts from what it
+            was.
+            Evaluation mode has a state of its own, which begins anew whenever that mode is entered. An fn with methods
+            `snapshot()` and `restore(snapshot)` keeps its own state instead, and is recognised.
         evaluator: Where rows are evaluated. None: `evaluators.Local()`, in this process.
         on_failure: When a perturbed row comes back non-finite: "degrade" uses what is left (the other side of the pair,
             or nothing: a zero) for its entry of the gradient and warns once, on an accelerator when `stats` is read;
@@ -81,8 +89,8 @@ class BlackBox(nn.Module):
         policy: str | Policy = "bond",
         noise: float | None = None,
         limits: tuple[Any, Any] | None = None,
-        structure: str | None = None,
-        state: None = None,
+        structure: "str | Structure | Tensor | np.ndarray | None" = None,
+        state: Any = None,  # noqa: ANN401
         evaluator: Evaluator | None = None,
         on_failure: str = "degrade",
         eager: bool = False,
@@ -92,7 +100,7 @@ class BlackBox(nn.Module):
     ) -> None:
         super().__init__()
         arguments.check_callable(fn)
-        arguments.check_unsupported(structure, state, eager)
+        arguments.check_eager(eager)
         if on_failure not in ("degrade", "raise"):
             raise ValueError(f"on_failure must be 'degrade' or 'raise', got {on_failure!r}")
         if evaluator is not None and not isinstance(evaluator, Evaluator):
@@ -107,7 +115,14 @@ class BlackBox(nn.Module):
         self.full_precision = full_precision
         width = None if out_features is None else arguments.positive_int("out_features", out_features)
 
-        self._function = RowFunction(fn, width)
+        found = resolve(structure, fn)
+        self.findings = Findings(found, seed) if isinstance(found, Unknown) else None
+        self._structure = found if isinstance(found, Structure) else None
+        self.structure.check(self.in_features, width)
+        self.memory = find_memory(fn, state)
+        time_features = self.in_features if self.structure.in_time else None
+        form = self.memory.spec if isinstance(self.memory, Carried) else None
+        self._function = RowFunction(fn, width or self.structure.width(self.in_features), time_features, form)
         self.fn = fn
         self.policy_state = PolicyState(self.policy, self.in_features, seed, process_group)
         self._trace = Trace()
@@ -121,24 +136,31 @@ class BlackBox(nn.Module):
         """Evaluate the box.
 
         Args:
-            x: [..., in_features], floating point.
-            context: Further inputs of fn, one entry per row of x ([..., anything]); handed on as they are, never moved,
-                and given no gradient.
+            x: [..., in_features], floating point; of sequences [..., T, in_features].
+            context: Further inputs of fn, one entry per row of x, or per sequence ([..., anything]); handed on as they
+                are, never moved, and given no gradient.
 
         Returns:
             [..., out_features], in the dtype of x.
         """
-        arguments.check_input(x, self.in_features)
+        in_time = self.structure.in_time
+        arguments.check_input(x, self.in_features, in_time)
         check_tangent(x)
         lead = x.shape[:-1]
-        contexts = arguments.context_rows(context, lead)
+        batch = lead[:-1] if in_time else lead
+        contexts = arguments.context_rows(context, batch)
         # Differences need at least single precision, whatever the network around the box runs in.
-        rows = x.reshape(-1, self.in_features) if x.ndim != 2 else x
+        rows = x if x.ndim == 2 and not in_time else x.reshape(batch.numel(), -1)
         if x.dtype.itemsize < 4:
             rows = rows.float()
         autocast = None if self.full_precision else autocast_dtype(x)
         if not operators.needed():
             y = self._plain(rows, contexts, autocast)
+        elif self.memory is not None:
+            if not torch.compiler.is_compiling():
+                raise BoxError("a box with memory cannot be transformed by torch.func: its calls depend on their order")
+            torch._dynamo.graph_break(msg="a BlackBox with memory")
+            y = torch.compiler.disable(self._plain)(rows, contexts, autocast)  # type: ignore[no-untyped-call]
         elif torch.compiler.is_compiling() and self.out_features is None:
             # An error where breaks are not allowed.
             torch._dynamo.graph_break(msg="width of a BlackBox unknown: give out_features, or call it once before")
@@ -146,59 +168,15 @@ class BlackBox(nn.Module):
         else:
             y = operators.attach(rows, self._number, autocast, self.training, contexts)
         out = y.to(x.dtype)
-        return out if x.ndim == 2 else out.reshape(*lead, -1)
+        return out if x.ndim == 2 and not in_time else out.reshape(*lead, -1)
 
     def _plain(self, x: Tensor, context: tuple[Tensor, ...], autocast: torch.dtype | None) -> Tensor:
         """The box at x [B, d], in eager code."""
         if not (x.requires_grad and torch.is_grad_enabled()):
-            return self._evaluate(x.detach(), context, autocast, graded=False)[0]
-        y, part, ticket = self._evaluate(x.detach(), context, autocast, graded=True)
-        how = Circumstances(self.training, autocast, part, ticket, self._function.parameters())
+            return evaluate(self, x.detach(), context, autocast, graded=False)[0]
+        y, forward = evaluate(self, x.detach(), context, autocast, graded=True)
+        how = Circumstances(self.training, autocast, forward, self._function.parameters())
         return attach(x, y, functools.partial(self._differentiate, how), context)
-
-    def _evaluate(
-        self, x: Tensor, context: tuple[Tensor, ...], autocast: torch.dtype | None, *, graded: bool
-    ) -> tuple[Tensor, Part, int]:
-        """The box at x [B, d] itself, in memory of its own; where x stands in a joint batch; and a ticket.
-
-        Inside an activation checkpoint the answer is kept, and given when the forward pass is run again. The ticket is
-        for forgetting it, once x has its gradient; elsewhere it is 0.
-        """
-        if is_capturing(x.device) or not in_checkpoint():
-            return *self._ask(x, context, autocast, graded and self.training and not in_backward()), 0
-        with unseen():
-            if in_backward():
-                known = self._answers.find((x, *context))
-                if known is None:
-                    return *self._ask(x, context, autocast, learns=False), 0
-                if not graded and torch.is_grad_enabled():  # no gradient is to come
-                    self._answers.forget(known.ticket)
-                return known.value[0].clone(), known.value[1], known.ticket
-            before = random_states(x.device)
-            # Gradients are off in the first run of the reentrant kind, too.
-            y, part = self._ask(x, context, autocast, self.training and (graded or not torch.is_grad_enabled()))
-            return y, part, self._answers.keep((x, *context), (y.clone(), part), before)
-
-    def _ask(
-        self, x: Tensor, context: tuple[Tensor, ...], autocast: torch.dtype | None, learns: bool
-    ) -> tuple[Tensor, Part]:
-        """See `_evaluate`: the box is called, and the other processes are asked."""
-        home = self._function.home(x.device)
-        rows = (x, *context) if home == x.device else tuple(t.to(home) for t in (x, *context))
-        with arithmetic(self.full_precision, home, autocast):
-            y = evaluate(self._parts(), arguments.inside(self.limits, rows[0]), rows[1:]).to(x.device, copy=True)
-        policy_state = self.policy_state
-        group = policy_state.ranks.current() if learns else None
-        if group is None:
-            # A forward pass that is run again takes part in nothing: the processes must not learn apart.
-            return y, policy_state.ranks.unlearnt() if in_backward() else ALONE
-        state = policy_state.read(x.device)
-        part, new_state = policy_state.ranks.exchange(group, self.policy, state, arguments.inside(self.limits, x))
-        policy_state.write(new_state)
-        return y, part
-
-    def _parts(self) -> Parts:
-        return Parts(self._function, self.evaluator, self.estimator, self.limits)
 
     # ---- backward
 
@@ -214,44 +192,8 @@ class BlackBox(nn.Module):
         home = self._function.home(x.device)
         tensors = (x, y, gy, *context) if home == x.device else tuple(t.to(home) for t in (x, y, gy, *context))
         with arithmetic(self.full_precision, home, how.autocast):
-            g = self._vjp(how, *tensors).to(x.device)
-        self._answers.forget(how.ticket)
-        return g
-
-    def _vjp(self, how: Circumstances, x: Tensor, y: Tensor, gy: Tensor, *context: Tensor) -> Tensor:
-        """See `_differentiate`, where the box lives. All changes of state come last, so an exception leaves none."""
-        x = arguments.inside(self.limits, x)
-        eps = torch.finfo(x.dtype).eps
-        noise = max(eps, self._function.rounding) if self.noise is None else self.noise
-        capturing, policy_state = is_capturing(x.device), self.policy_state
-        random = policy_state.random
-        generator = random.on(x.device) if capturing else random.fork(x.device)
-        state = policy_state.read(x.device)
-        ranks, rows, first, sums, _ = how.part
-        batch = Batch(x, generator, rows or x.shape[0], first, None if sums is None else sums.to(x.device))
-        steps = self.policy.steps(state, batch, self.estimator.draws, noise)
-        # A step below the rounding of x would vanish in x + step.
-        steps = steps._replace(size=torch.add(steps.size, x.abs(), alpha=ULPS * eps))
-        g, failures = estimate(self._parts(), steps, x, y, gy, context)
-        # Wrappers average the gradient over the processes, so a row has a share of what it would have alone.
-        summary = self.policy.summarize(g if ranks == 1 else g / ranks, steps)
-        new_state = self.policy.observe(state, summary, x.shape[0]) if how.training and ranks == 1 else state
-        if self.estimator.normalize_rows:
-            g = normalized(g) * ranks  # of which the wrappers leave one share
-
-        if failures is not None:
-            self._trace.add_failures(failures, raises=self.on_failure == "raise")
-        self._trace.last = steps
-        if how.training:
-            random.join(x.device, generator)
-            policy_state.write(new_state)
-            if ranks > 1:
-                policy_state.ranks.remember(how.part, summary)
-        step = Step(x, gy, g)
-        if capturing:
-            self._trace.captured.append(step)
-        else:
-            self._run_hooks(step)
+            g = differentiate(self, how, tensors[0], tensors[1], tensors[2], tensors[3:]).to(x.device)
+        self._answers.forget(how.forward.ticket)
         return g
 
     def _run_hooks(self, step: Step) -> None:
@@ -274,12 +216,15 @@ class BlackBox(nn.Module):
     def due(self) -> bool:
         """Whether the next training step has to run as Python, since a captured one would miss something.
 
-        So it is before the function is known, where it or the layer looks at values (numpy, `on_failure="raise"`),
-        while several processes exchange what they learn, and in eval mode, which always draws the same random numbers.
+        So it is before the function is known, where it or the layer looks at values (numpy, `on_failure="raise"`, a
+        look at the structure), while several processes exchange what they learn, and in eval mode, which always draws
+        the same random numbers.
         """
         function = self._function
         known = function.out_features is not None and function.interfaces == ("torch",)
-        return not known or not self.training or self.on_failure == "raise" or self.policy_state.ranks.last is not None
+        looking = self.findings is not None and self.findings.due()
+        exchanging = self.policy_state.ranks.last is not None
+        return not known or looking or exchanging or not self.training or self.on_failure == "raise"
 
     @property
     def version(self) -> Hashable:
@@ -288,10 +233,24 @@ class BlackBox(nn.Module):
         Policies, estimators and evaluators are known by identity: to change one, assign a new one.
         """
         own = (self._function, self.training, self.noise, self.full_precision, self.limits, self._function.rounding)
-        parts = (self.policy, self.estimator, self.evaluator, self.evaluator.version)
+        parts = (self.policy, self.estimator, self.structure, self.evaluator, self.evaluator.version)
         return (*own, *parts, *self.policy_state.random.generators("cuda"))
 
+    def reset(self) -> None:
+        """Let a box with memory forget what it has seen: a new stream begins. In eval mode, that for evaluation."""
+        if self.memory is None:
+            raise BoxError("this BlackBox has no memory to reset: give state=, or an fn with snapshot() and restore()")
+        self.memory.reset(self.training)
+
     # ---- seeing what it does
+
+    @property
+    def structure(self) -> Structure:
+        """Which outputs depend on which inputs: as it was given, or as it was found out so far."""
+        if self.findings is not None:
+            return self.findings.structure
+        assert self._structure is not None
+        return self._structure
 
     @property
     def stats(self) -> Stats:
@@ -313,13 +272,15 @@ class BlackBox(nn.Module):
         """See `nn.Module.extra_repr`."""
         return (
             f"{describe(self.fn)}, in_features={self.in_features}, out_features={self.out_features}, "
-            f"estimator={self.estimator}, policy={self.policy}"
+            f"estimator={self.estimator}, policy={self.policy}, structure={self.structure}"
         )
 
     # ---- state
 
     def train(self, mode: bool = True) -> "BlackBox":
         """As `nn.Module.train`, except that the box itself stays in eval mode."""
+        if self.memory is not None:
+            self.memory.switch(mode)
         super().train(mode)
         if isinstance(self.fn, nn.Module):
             freeze(self.fn)

@@ -227,6 +227,7 @@ class _Recording:
             graph.register_generator_state(generator)
         self.box = box
         self.calls, self.evaluations = box._function.calls, box._function.evaluations
+        self.credit = 0 if box.findings is None else box.findings.credit
         box._trace.captured = []
 
     def stop(self) -> None:
@@ -235,12 +236,17 @@ class _Recording:
         self.calls, self.evaluations = function.calls - self.calls, function.evaluations - self.evaluations
         function.calls -= self.calls
         function.evaluations -= self.evaluations
+        if self.box.findings is not None:
+            self.credit = self.box.findings.credit - self.credit
+            self.box.findings.credit -= self.credit
         self.last, self.steps, trace.captured = trace.last, trace.captured, []
 
     def replayed(self) -> None:
         """Leave it. Hooks get copies, since the next replay overwrites what they may keep."""
         self.box._function.calls += self.calls
         self.box._function.evaluations += self.evaluations
+        if self.box.findings is not None:
+            self.box.findings.credit += self.credit
         self.box._trace.last = self.last
         for step in self.steps:
             self.box._run_hooks(Step(*(t.clone() for t in step)))

@@ -13,6 +13,7 @@ from torch import nn
 from bondgrad import BlackBox, BoxError, Simultaneous
 from bondgrad.evaluators import Local
 from bondgrad.policies import Bond, Fixed, Gaussian, Optimal
+from bondgrad.structure import Blocks
 from tests.helpers import gradient, root, same_state
 
 # ---- arguments of the layer
@@ -36,10 +37,17 @@ from tests.helpers import gradient, root, same_state
         ({"limits": 3.0}, ValueError, "pair"),
         ({"limits": ([0.0, 0.0], 1.0)}, ValueError, "3 numbers"),
         ({"limits": ("a", "b")}, ValueError, "numbers"),
-        ({"structure": "auto"}, ValueError, "not supported yet"),
-        ({"structure": np.ones((3, 3), bool)}, ValueError, "not supported yet"),
+        ({"structure": "sparse"}, ValueError, "structure must be"),
+        ({"structure": np.ones((3, 4), bool)}, ValueError, r"\[out_features, in_features\] = \[..., 3\], got \[3, 4\]"),
+        ({"structure": np.ones((3, 3))}, ValueError, "structure must be"),
+        ({"structure": torch.ones(3, dtype=torch.bool)}, ValueError, "structure must be"),
+        ({"structure": Blocks(2, 1)}, ValueError, "whole number of blocks"),
+        ({"structure": Blocks(1, 2), "out_features": 5}, ValueError, "whole number of blocks"),
+        ({"structure": 3}, ValueError, "structure must be"),
         ({"noise": 10**400}, ValueError, "noise"),
-        ({"state": 0}, ValueError, "not supported yet"),
+        ({"state": 0}, ValueError, "one entry per row first"),
+        ({"state": "memory"}, ValueError, "tensors or arrays"),
+        ({"state": ()}, ValueError, "one entry per row first"),
         ({"eager": True}, ValueError, "not supported yet"),
         ({"in_features": True}, ValueError, "in_features"),
         ({"noise": True}, ValueError, "noise"),
@@ -134,7 +142,7 @@ BROKEN = {
     "raises": (lambda x: 1 / 0, "raised ZeroDivisionError"),
     "too few rows": (lambda x: x[1:], "one row of outputs per row of inputs"),
     "one number": (lambda x: x.sum(), "one row of outputs"),
-    "no width": (lambda x: x.sum(1), r"add a dimension: y\[:, None\]"),
+    "no width": (lambda x: x.sum(1), r"add a dimension: y\[..., None\]"),
     "three dimensions": (lambda x: x.unsqueeze(2), "one row of outputs"),
     "nothing": (lambda x: x[:, :0], "one row of outputs"),
     "None": (lambda x: None, "got NoneType"),

@@ -18,9 +18,9 @@ class Central(Estimator):
         normalize_rows: Scale every row of g to norm 1.
     """
 
-    def evaluations(self, in_features: int) -> int:
+    def evaluations(self, groups: int) -> int:
         """See `Estimator.evaluations`."""
-        return 2 * in_features
+        return 2 * groups
 
     def vjp(self, site: Site, evaluate: Evaluate, max_rows: int) -> Tensor:
         """See `Estimator.vjp`."""

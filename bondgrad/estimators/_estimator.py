@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from bondgrad.structure import Groups
+
 # evaluate(points [b, ..., d], rows): the box at points near each of b rows, `rows` saying which b of the batch.
 # Returns the outputs [b, ..., d_out] and ok [b, ...], False where an evaluation failed; None: none did.
 Evaluate = Callable[[Tensor, slice], tuple[Tensor, Tensor | None]]
@@ -21,6 +23,8 @@ class Site(NamedTuple):
     delta: Tensor  # [n, B, d] the perturbations
     low: Tensor | None  # [d] the points stay within these
     high: Tensor | None  # [d]
+    groups: Groups | None = None  # of inputs that move together; None: each is one of its own
+    whole: bool = False  # whether all rows must be evaluated in one request
 
 
 class Estimator(ABC):
@@ -31,6 +35,7 @@ class Estimator(ABC):
     """
 
     draws = 1  # perturbations the policy must draw per entry
+    together = False  # moves all inputs at once, whatever the groups
 
     def __init__(self, normalize_rows: bool = False) -> None:
         self.normalize_rows = normalize_rows
@@ -39,8 +44,8 @@ class Estimator(ABC):
         return f"{type(self).__name__}(normalize_rows={self.normalize_rows})"
 
     @abstractmethod
-    def evaluations(self, in_features: int) -> int:
-        """Evaluations per row that one gradient costs, beyond the forward pass's own."""
+    def evaluations(self, groups: int) -> int:
+        """Evaluations per row that one gradient costs, beyond the forward pass's own, with that many groups."""
 
     @abstractmethod
     def vjp(self, site: Site, evaluate: Evaluate, max_rows: int) -> Tensor:
@@ -53,14 +58,16 @@ class Estimator(ABC):
         """
 
 
-def chunks(batch: int, items: int, points: int, max_rows: int) -> list[tuple[slice, slice]]:
+def chunks(batch: int, items: int, points: int, max_rows: int, whole: bool = False) -> list[tuple[slice, slice]]:
     """Cut a batch of rows, each with `items` things to move at `points` points a thing, into requests of <= max_rows.
 
     Whole rows go together while they fit, so that a box sees a sample's points next to one another. Sizes depend on the
-    arguments alone, and are as equal as they can be: equal shapes give equal rounding.
+    arguments alone, and are as equal as they can be: equal shapes give equal rounding. If rows must go together as a
+    `whole`, only things are cut.
     """
     room = max(1, max_rows // points)
-    rows, parts = _even_slices(batch, max(1, room // items)), _even_slices(items, min(items, room))
+    most = (batch, max(1, room // batch)) if whole else (max(1, room // items), room)
+    rows, parts = _even_slices(batch, min(batch, most[0])), _even_slices(items, min(items, most[1]))
     return [(row, part) for row in rows for part in parts]
 
 
@@ -69,28 +76,37 @@ def _even_slices(total: int, largest: int) -> list[slice]:
     return [slice(total * i // count, total * (i + 1) // count) for i in range(count)]
 
 
-def change(y: Tensor, ok: Tensor | None, base: Tensor, gy: Tensor) -> Tensor:
-    """The loss's first-order change between the two ends of each move: gy·(y⁺ - y⁻).
+def difference(y: Tensor, ok: Tensor | None, base: Tensor) -> Tensor:
+    """How the outputs change between the two ends of each move: y⁺ - y⁻, [b, j, d_out].
 
-    Subtracting first matters: gy·y⁺ - gy·y⁻ would round away the digits that carry the derivative. An end that failed
-    counts as not moved (see `span`), which leaves the difference of the other end.
+    An end that failed counts as not moved (see `span`), which leaves the difference of the other end.
 
     Args:
         y: [b, j, ends, d_out] the box at one or two ends of j moves of each row; the second is x itself if not given.
+        ok: [b, j, ends, d_out or 1].
+        base: [b, d_out] the box at x.
+    """
+    if ok is not None:
+        y = torch.where(ok, y, base[:, None, None, :])
+    first, *rest = y.unbind(2)
+    return first - (rest[0] if rest else base.unsqueeze(1))
+
+
+def change(y: Tensor, ok: Tensor | None, base: Tensor, gy: Tensor) -> Tensor:
+    """The loss's first-order change between the two ends of each move: gy·(y⁺ - y⁻), [b, j].
+
+    Subtracting first matters: gy·y⁺ - gy·y⁻ would round away the digits that carry the derivative.
+
+    Args:
+        y: As for `difference`.
         ok: [b, j, ends].
         base: [b, d_out] the box at x.
         gy: [b, d_out] the loss's gradient.
-
-    Returns:
-        [b, j].
     """
-    if ok is not None:
-        y = torch.where(ok.unsqueeze(3), y, base[:, None, None, :])
-    first, *rest = y.unbind(2)
-    difference = first - (rest[0] if rest else base.unsqueeze(1))  # [b, j, d_out]
-    if difference.is_cuda:  # in one pass over memory; on a CPU this would be the slower way
-        return torch.bmm(difference, gy.to(difference.dtype).unsqueeze(2)).squeeze(2)
-    return difference.mul_(gy.unsqueeze(1)).sum(2)
+    moved = difference(y, None if ok is None else ok.unsqueeze(3), base)
+    if moved.is_cuda:  # in one pass over memory; on a CPU this would be the slower way
+        return torch.bmm(moved, gy.to(moved.dtype).unsqueeze(2)).squeeze(2)
+    return moved.mul_(gy.unsqueeze(1)).sum(2)
 
 
 def span(ends: Sequence[Tensor], ok: Tensor | None, x: Tensor) -> Tensor:

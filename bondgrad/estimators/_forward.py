@@ -18,9 +18,9 @@ class Forward(Estimator):
         normalize_rows: Scale every row of g to norm 1.
     """
 
-    def evaluations(self, in_features: int) -> int:
+    def evaluations(self, groups: int) -> int:
         """See `Estimator.evaluations`."""
-        return in_features
+        return groups
 
     def vjp(self, site: Site, evaluate: Evaluate, max_rows: int) -> Tensor:
         """See `Estimator.vjp`."""

@@ -7,9 +7,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from bondgrad._function import RowFunction
-
 T = TypeVar("T")
+Function = Callable[..., Tensor]  # (points [N, d], *rows [N, ...]) -> [N, d_out]
 Answer = tuple[Tensor, Tensor | None]  # (y, ok); None: all rows were answered
 
 
@@ -23,7 +22,7 @@ class Evaluator(ABC):
         """How many of the `wanted` points of one gradient may exist at a time, `row_bytes` each with their outputs."""
 
     @abstractmethod
-    def evaluate(self, function: RowFunction, points: Tensor, context: tuple[Tensor, ...]) -> Answer:
+    def evaluate(self, function: Function, points: Tensor, context: tuple[Tensor, ...]) -> Answer:
         """The box at points [N, d], in order: the outputs [N, d_out], and ok [N], False where none came for a row.
 
         Whether an output that came is of use, finite for a start, is not judged here.

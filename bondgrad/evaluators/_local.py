@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from bondgrad._arguments import positive_int
-from bondgrad._function import RowFunction, is_out_of_memory
+from bondgrad._function import is_out_of_memory
 from bondgrad.errors import BoxError
-from bondgrad.evaluators._evaluator import Answer, Evaluator
+from bondgrad.evaluators._evaluator import Answer, Evaluator, Function
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ class Local(Evaluator):
         self._rows = rows if self.max_rows is None else min(rows, self.max_rows)
         return self._rows
 
-    def evaluate(self, function: RowFunction, points: Tensor, context: tuple[Tensor, ...]) -> Answer:
+    def evaluate(self, function: Function, points: Tensor, context: tuple[Tensor, ...]) -> Answer:
         """See `Evaluator.evaluate`."""
         n = points.shape[0]
         size = self._rows = n if self.max_rows is None else min(n, self.max_rows)

@@ -101,6 +101,28 @@ class Waves(ExactBox):
         return torch.cos(x @ a.T).unsqueeze(2) * a
 
 
+class Sparse(ExactBox):
+    """y_o = Σ_i sin(a_oi x_i) over some of the inputs: those that a pattern says.
+
+    Args:
+        depends: [out_features, in_features] bool.
+        seed: Of the weights.
+    """
+
+    def __init__(self, depends: Tensor, seed: int = 0) -> None:
+        super().__init__(depends.shape[1], depends.shape[0])
+        self.depends = depends
+        self.a = torch.where(depends, _weights(seed, *depends.shape, 1).squeeze(2), 0)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See `ExactBox.__call__`."""
+        return torch.sin(self.a.to(x) * x.unsqueeze(1)).sum(2)
+
+    def jacobian(self, x: Tensor) -> Tensor:
+        """See `ExactBox.jacobian`."""
+        return self.a.to(x) * torch.cos(self.a.to(x) * x.unsqueeze(1))
+
+
 class Cubes(ExactBox):
     """y_i = x_i³ - x_i: no output sums over inputs, so no rounding depends on how rows are grouped into calls."""
 

@@ -19,7 +19,7 @@ from bondgrad.box import BlackBox
 from bondgrad.estimators import Estimator
 from bondgrad.evaluators import Local
 from bondgrad.policies import Batch, Policy, State, Steps
-from bondgrad.testing.boxes import Cubes, ExactBox, Linear, Quadratic, TanhNetwork, Waves
+from bondgrad.testing.boxes import Cubes, ExactBox, Linear, Quadratic, Sparse, TanhNetwork, Waves
 
 # Largest relative error of a gradient from small steps, by dtype and order of accuracy. In float32 it is rounding that
 # decides, in float64 it is the step.
@@ -112,7 +112,21 @@ def check_chunks(subject: Subject) -> None:
         assert torch.equal(whole, part), f"largest difference {(whole - part).abs().max():.1e}"
 
 
-CHECKS = (check_value, check_order, check_rate, check_seed, check_chunks)
+def check_structure(subject: Subject) -> None:
+    """A pattern changes what a gradient costs, and not what it is. Directions are judged by their own outputs only."""
+    pattern = torch.rand(9, 12, generator=torch.Generator().manual_seed(0)) < 0.2
+    box = Sparse(pattern)
+    plain, grouped = (trials(subject, box, steps=3, n=2, structure=structure) for structure in (None, pattern))
+    for before, after in zip(plain, grouped, strict=True):
+        if subject.simultaneous:
+            error, allowed = relative_error(after.g, after.expected), FIRST * TOLERANCE[subject.dtype, subject.order]
+        else:
+            assert len(after.asked) < len(before.asked) / 2, "inputs that share no output do not move together"
+            error, allowed = relative_error(after.g, before.g), 100 * torch.finfo(subject.dtype).eps
+        assert error < allowed, f"relative error {error:.1e} > {allowed:.1e}"
+
+
+CHECKS = (check_value, check_order, check_rate, check_seed, check_chunks, check_structure)
 
 
 def trials(
@@ -123,6 +137,7 @@ def trials(
     batch: int = BATCH,
     seed: int = 0,
     max_rows: int | None = None,
+    structure: Tensor | None = None,
 ) -> list[Trial]:
     """Take training steps through the box, each with other rows and another loss."""
     asked: list[Tensor] = []
@@ -137,6 +152,7 @@ def trials(
         estimator=subject.estimator(n),
         policy=subject.policy(),
         evaluator=Local(max_rows=max_rows),
+        structure=structure,
         seed=seed,
     )
     data = torch.Generator().manual_seed(3)
@@ -149,12 +165,12 @@ def trials(
         (g,) = torch.autograd.grad(y, x, gy)
         exact = box.vjp(x.detach(), gy)
         points = torch.cat(asked)
-        expected = along(points, box, x.detach(), gy) if subject.simultaneous else exact
+        expected = along(points, box, x.detach(), gy, structure) if subject.simultaneous else exact
         results.append(Trial(g, expected, exact, points))
     return results
 
 
-def along(asked: Tensor, box: ExactBox, x: Tensor, gy: Tensor) -> Tensor:
+def along(asked: Tensor, box: ExactBox, x: Tensor, gy: Tensor, depends: Tensor | None) -> Tensor:
     """What the exact Jacobian says about the directions asked for: the least-squares slope along each input.
 
     Args:
@@ -162,11 +178,14 @@ def along(asked: Tensor, box: ExactBox, x: Tensor, gy: Tensor) -> Tensor:
         box: The box.
         x: [B, d].
         gy: [B, d_out].
+        depends: [d_out, d] the outputs that speak for each input; None: all.
     """
     pairs = asked.view(len(x), -1, 2, x.shape[1]).double()
     span = pairs[:, :, 0] - pairs[:, :, 1]  # [B, n, d]
-    change = torch.einsum("bi,bni->bn", box.vjp(x.double(), gy.double()), span)
-    return (torch.einsum("bn,bni->bi", change, span) / span.square().sum(1)).to(x.dtype)
+    change = torch.einsum("bo,boi,bni->bno", gy.double(), box.jacobian(x.double()), span)
+    speaks = torch.ones(box.out_features, box.in_features) if depends is None else depends
+    change = change @ speaks.double()  # [B, n, d]
+    return ((change * span).sum(1) / span.square().sum(1)).to(x.dtype)
 
 
 class Rescaled(Policy):

@@ -1,0 +1,187 @@
+"""Boxes that remember: what they carry from one call to the next.
+
+There are two streams, one for training and one for evaluation, so that looking at a test set does not disturb training.
+Only forward passes move a stream on. Perturbed evaluations start from what was remembered before their forward pass.
+"""
+
+import contextlib
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
+
+from bondgrad._function import RowFunction
+from bondgrad.errors import BoxError
+
+Leaves = tuple[Tensor, ...]  # of a state, [N, ...] each
+
+
+class Memory(nn.Module):
+    """What a box remembers."""
+
+    @abstractmethod
+    def before(self, rows: int, training: bool, device: torch.device) -> Any:  # noqa: ANN401
+        """What the box remembers now, as something that stays as it is: for one forward pass with so many rows."""
+
+    @abstractmethod
+    def advance(self, after: Leaves, training: bool) -> None:
+        """What it remembers after a forward pass."""
+
+    @abstractmethod
+    def reset(self, training: bool) -> None:
+        """Begin a stream anew."""
+
+    @abstractmethod
+    def switch(self, training: bool) -> None:
+        """Change to another stream. That for evaluation begins anew each time."""
+
+
+class Carried(Memory):
+    """A state of tensors that goes in and comes out: fn(x, state) -> (y, state).
+
+    Args:
+        initial: A tensor, or tuples, lists and dictionaries of them; [N, ...] each, or [1, ...] for any number of rows.
+    """
+
+    def __init__(self, initial: Any) -> None:  # noqa: ANN401
+        super().__init__()
+        leaves, self.spec = tree_flatten(initial)
+        try:
+            self.initial: Leaves = tuple(torch.as_tensor(leaf).detach().clone() for leaf in leaves)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ValueError(f"state must be made of tensors or arrays, got {initial!r}") from error
+        if not leaves or any(leaf.ndim == 0 for leaf in self.initial):
+            raise ValueError(
+                "state must be tensors with one entry per row first, [N, ...], or [1, ...] for any number of rows, got "
+                f"{[list(leaf.shape) for leaf in self.initial]}"
+            )
+        self._now: dict[bool, Leaves | None] = {True: None, False: None}
+
+    def before(self, rows: int, training: bool, device: torch.device) -> Leaves:
+        """See `Memory.before`."""
+        now = self._now[training]
+        leaves = self.initial if now is None else now
+        for leaf in leaves:
+            if leaf.shape[0] not in ((1, rows) if now is None else (rows,)):
+                raise BoxError(
+                    f"this box remembers {leaf.shape[0]} rows, but was given {rows}: its batches must be of one size "
+                    "(drop_last=True), or box.reset() must be called where a new stream begins"
+                )
+        return tuple(leaf.to(device).expand(rows, *leaf.shape[1:]).clone() for leaf in leaves)
+
+    def advance(self, after: Leaves, training: bool) -> None:
+        """See `Memory.advance`. In place where possible, since a captured graph may use these very tensors."""
+        now = self._now[training]
+        if now is None or [(t.shape, t.dtype, t.device) for t in now] != [(t.shape, t.dtype, t.device) for t in after]:
+            self._now[training] = tuple(leaf.clone() for leaf in after)
+        else:
+            for old, new in zip(now, after, strict=True):
+                old.copy_(new)
+
+    def reset(self, training: bool) -> None:
+        """See `Memory.reset`."""
+        self._now[training] = None
+
+    def switch(self, training: bool) -> None:
+        """See `Memory.switch`."""
+        if not training:
+            self._now[False] = None
+
+    def get_extra_state(self) -> dict[str, Leaves | None]:
+        """For `state_dict`."""
+        return {"train": self._now[True], "eval": self._now[False]}
+
+    def set_extra_state(self, state: dict[str, Leaves | None]) -> None:
+        """The counterpart of `get_extra_state`."""
+        self._now = {True: state["train"], False: state["eval"]}
+
+
+class Snapshots(Memory):
+    """A box that keeps its state to itself: fn.snapshot() gives it away, fn.restore(snapshot) brings it back.
+
+    Such a box is called with all rows of a batch and nothing else, since what it remembers may be about those rows.
+    """
+
+    def __init__(self, fn: Any) -> None:  # noqa: ANN401
+        super().__init__()
+        self._box = (fn,)  # in a tuple: it is not a part of this module
+        self.initial = fn.snapshot()
+        self._training, self._other = True, None  # the stream that goes on, and what the other was left with
+
+    def before(self, rows: int, training: bool, device: torch.device) -> Any:  # noqa: ANN401
+        """See `Memory.before`."""
+        return self._box[0].snapshot()
+
+    def advance(self, after: Leaves, training: bool) -> None:
+        """See `Memory.advance`: the box has done so itself."""
+
+    def reset(self, training: bool) -> None:
+        """See `Memory.reset`."""
+        self._box[0].restore(self.initial)
+
+    def switch(self, training: bool) -> None:
+        """See `Memory.switch`."""
+        if training == self._training:
+            return
+        now = self._box[0].snapshot()
+        self._box[0].restore(self._other if training else self.initial)
+        self._training, self._other = training, now
+
+    def restore(self, before: Any) -> None:  # noqa: ANN401
+        """Remember what was remembered then."""
+        self._box[0].restore(before)
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Afterwards the box remembers what it did before, whatever was asked of it meanwhile."""
+        now = self._box[0].snapshot()
+        try:
+            yield
+        finally:
+            self._box[0].restore(now)
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """For `state_dict`."""
+        return {"now": self._box[0].snapshot(), "other": self._other, "training": self._training}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """The counterpart of `get_extra_state`."""
+        # The mode of a module is not a part of its state, so the streams change places if need be.
+        same = state["training"] == self._training
+        self._other = state["other" if same else "now"]
+        now = state["now" if same else "other"]
+        self._box[0].restore(self.initial if now is None else now)
+
+
+def find_memory(fn: Callable[..., Any], state: object) -> Memory | None:
+    """The kind that a box has, if any."""
+    own = callable(getattr(fn, "snapshot", None)) and callable(getattr(fn, "restore", None))
+    if own and state is not None:
+        raise ValueError("fn has snapshot() and restore(), so it keeps its own state: leave out state")
+    return Snapshots(fn) if own else None if state is None else Carried(state)
+
+
+class Recorder:
+    """A function with memory, as one without that writes down what it remembers after each call."""
+
+    def __init__(self, function: RowFunction) -> None:
+        self.function = function
+        self._after: list[Leaves] = []
+
+    def __call__(self, points: Tensor, *rows: Tensor) -> Tensor:
+        """See `RowFunction.__call__`."""
+        y, after = self.function.advance(points, *rows)
+        self._after.append(after)
+        return y
+
+    def take(self, rows: int) -> Leaves:
+        """What was remembered after the last calls, which had so many rows. Calls before may have been in vain."""
+        after: list[Leaves] = []
+        while rows > 0:
+            after.insert(0, self._after.pop())
+            rows -= after[0][0].shape[0]
+        self._after = []
+        return after[0] if len(after) == 1 else tuple(torch.cat(leaves) for leaves in zip(*after, strict=True))

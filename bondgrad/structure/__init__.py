@@ -1,0 +1,28 @@
+"""Structure: which outputs depend on which inputs, hence which inputs may move together."""
+
+from bondgrad.structure._colouring import colour, lower_bound
+from bondgrad.structure._detect import Detection, detect
+from bondgrad.structure._findings import Findings, Unknown
+from bondgrad.structure._groups import Groups, Part
+from bondgrad.structure._resolve import resolve
+from bondgrad.structure._scene import Scene
+from bondgrad.structure._sequence import Sequence
+from bondgrad.structure._structure import Blocks, Dense, Pattern, Structure
+
+__all__ = [
+    "Blocks",
+    "Dense",
+    "Detection",
+    "Findings",
+    "Groups",
+    "Part",
+    "Pattern",
+    "Scene",
+    "Sequence",
+    "Structure",
+    "Unknown",
+    "colour",
+    "detect",
+    "lower_bound",
+    "resolve",
+]

@@ -1,0 +1,195 @@
+"""Finding out which outputs depend on which inputs, by moving them."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bondgrad import _arguments as arguments
+from bondgrad._function import RowFunction
+from bondgrad.evaluators import Evaluator, Local
+from bondgrad.structure._colouring import colour, lower_bound
+from bondgrad.structure._scene import Scene
+
+POINTS = 8  # rows at which every input is moved
+FRACTIONS = (1, 1 / 4, 1 / 16, 1 / 64)  # of the way to the farthest value that the batch has of that input
+REPEATS = 16  # of a row, to see the noise
+ROUNDING = 8  # units of rounding that an output may change by for no reason
+SCREEN = 4.0  # standard deviations from which a change is looked at again
+SURE = 8.0  # and from which that is not needed
+AGAIN = 4  # times
+FALSE_ALARM = 0.01
+MISS = 0.01
+SQRT2 = math.sqrt(2)  # a change has twice the variance of an output
+
+
+class Detection(NamedTuple):
+    """Which outputs depend on which inputs, and how well that is known."""
+
+    depends: Tensor  # [d_out, d] bool
+    noise: Tensor  # [d_out] standard deviation of the outputs; of exact ones, what rounding may do
+    evaluations: int  # spent
+    calls: int  # spent
+    false_alarm: float = FALSE_ALARM  # chance that any dependency was reported that is none, for normal noise
+    miss: float = MISS  # chance that a dependency was missed which changed its output by `least` in the longest move
+
+    @property
+    def least(self) -> Tensor:
+        """[d_out] See `miss`."""
+        return self.noise * SQRT2 * (SCREEN + _quantile(1 - self.miss))
+
+    @property
+    def groups(self) -> int:
+        """Groups of inputs that can move together: a central gradient costs twice as many evaluations a row."""
+        return int(colour(self.depends).max()) + 1
+
+    @property
+    def lower_bound(self) -> int:
+        """The least number of groups there could be: the most inputs that one output depends on."""
+        return lower_bound(self.depends)
+
+
+def detect(
+    fn: Callable[..., Any],
+    x: Tensor,
+    *context: Tensor,
+    limits: tuple[Any, Any] | None = None,
+    evaluator: Evaluator | None = None,
+    seed: int = 0,
+) -> Detection:
+    """Find out which outputs of a box depend on which inputs.
+
+    Every input is moved by itself, at eight rows of x and over four distances, the longest to the farthest value that
+    x has of this input: no input ever leaves the range that x spans. What changes by more than noise and rounding do is
+    a dependency. The noise is measured first, by asking the same rows repeatedly; a noisy box is then asked in pairs,
+    moved and not moved next to each other, so that drift does no harm, and about doubtful cases again.
+
+    A dependency that shows at none of these rows is missed. One that is reported but is none costs evaluations later,
+    never correctness.
+
+    Args:
+        fn: The box, [N, d] -> [N, d_out], in torch or in numpy.
+        x: [N, d] typical rows; more than eight are better, for the ranges.
+        context: Further inputs of fn, one entry per row.
+        limits: (low, high): no point outside is evaluated.
+        evaluator: Where rows are evaluated. None: in this process.
+        seed: Of the choice of rows.
+
+    Example:
+        >>> found = detect(lambda x: x.cumsum(1), torch.randn(20, 4))
+        >>> found.depends.int().tolist()
+        [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]
+    """
+    arguments.check_callable(fn)
+    arguments.check_input(x, x.shape[-1] if isinstance(x, Tensor) and x.ndim == 2 else -1)
+    function, at = RowFunction(fn, None), Local() if evaluator is None else evaluator
+    bounds = None if limits is None else arguments.Limits(limits, x.shape[1])
+    rows = arguments.inside(bounds, x.detach())
+    contexts = arguments.context_rows(context, x.shape[:1])
+
+    def evaluate(points: Tensor, which: Tensor) -> Tensor:
+        shape = points.shape[:-1]
+        nearby = tuple(c[which].repeat_interleave(shape[1:].numel(), 0) for c in contexts)
+        return at.evaluate(function, points.reshape(-1, points.shape[-1]), nearby)[0].view(*shape, -1)
+
+    with torch.no_grad():
+        y = at.run(lambda: at.evaluate(function, rows.clone(), tuple(c.clone() for c in contexts))[0].clone())
+        low, high = (None, None) if bounds is None else bounds.like(rows)
+        row_bytes = rows[0].nbytes + y[0].nbytes + sum(c[0].nbytes for c in contexts)
+        rounding = max(torch.finfo(rows.dtype).eps, function.rounding)
+        generator = torch.Generator("cpu").manual_seed(seed)
+
+        def work() -> tuple[Tensor, Tensor]:
+            most = at.portion(row_bytes, 2 * POINTS * rows.shape[1], rows.device)
+            scene = Scene(rows, y, evaluate, most, rounding, rounding, low, high)
+            return find_dependencies(scene, generator)
+
+        depends, noise = at.run(work)
+    return Detection(depends.cpu(), noise.cpu(), function.evaluations, function.calls)
+
+
+def find_dependencies(scene: Scene, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Which outputs depend on which inputs [d_out, d], and the noise of the outputs [d_out]."""
+    rows = scene.choose(POINTS, generator)
+    measured = measure_noise(scene, rows)
+    noise = torch.maximum(measured, rounding_noise(scene))
+    fractions = scene.x.new_tensor(FRACTIONS)[torch.arange(len(rows), device=scene.x.device) % len(FRACTIONS)]
+    way = scene.far(rows) * fractions[:, None]
+    paired = bool((measured > 0).any())
+    change, where = responses(scene, rows, way, noise, paired)
+    depends = change > SCREEN
+    doubtful = depends & (change < SURE)
+    if paired and bool(doubtful.any()):
+        depends = (depends & ~doubtful) | confirmed(scene, rows, way, noise, doubtful, where)
+    return depends, noise
+
+
+def measure_noise(scene: Scene, rows: Tensor) -> Tensor:
+    """Standard deviation [d_out] of the outputs when rows [r] are asked again and again."""
+    x = scene.x[rows]
+    y = scene.evaluate(x[:, None, None].expand(-1, REPEATS, 1, -1).contiguous(), rows).squeeze(2)  # [r, REPEATS, d_out]
+    # Between one time and the next, which slow drift does not change.
+    return y.diff(dim=1).square().nan_to_num(0, 0, 0).mean((0, 1)).div(2).sqrt()
+
+
+def rounding_noise(scene: Scene) -> Tensor:
+    """What rounding may change in the outputs, [d_out]."""
+    return scene.y.abs().nan_to_num(0, 0, 0).amax(0) * (ROUNDING * scene.rounding)
+
+
+def responses(scene: Scene, rows: Tensor, way: Tensor, noise: Tensor, paired: bool) -> tuple[Tensor, Tensor]:
+    """How much each output changes when an input is moved by itself.
+
+    Args:
+        scene: The box.
+        rows: [r] which rows are moved.
+        way: [r, d] how far.
+        noise: [d_out] standard deviation of the outputs.
+        paired: Whether to ask about the row itself beside every moved one, or to believe `scene.y`.
+
+    Returns:
+        The largest change over the rows [d_out, d], in standard deviations, and the row (of r) where it was.
+    """
+    x, base = scene.x[rows], scene.y[rows]
+    (r, d), d_out = x.shape, base.shape[1]
+    largest = x.new_zeros(d_out, d)
+    where = torch.zeros(d_out, d, dtype=torch.long, device=x.device)
+    ends = 2 if paired else 1
+    at_once = max(1, scene.most // (r * ends))
+    for first in range(0, d, at_once):
+        inputs = slice(first, min(d, first + at_once))
+        count = inputs.stop - first
+        points = x[:, None, None].expand(r, count, ends, d).clone(memory_format=torch.contiguous_format)
+        points[:, :, 0].diagonal(first, 1, 2).add_(way[:, inputs])
+        y = scene.evaluate(points, rows)  # [r, count, ends, d_out]
+        change = (y[:, :, 0] - (y[:, :, 1] if paired else base[:, None])).abs_() / (SQRT2 * noise)
+        # Nothing is known from an evaluation that failed; 0/0 is an output that is always zero.
+        largest[:, inputs], where[:, inputs] = (t.T for t in change.nan_to_num_(0, 0, 0).max(0))
+    return largest, where
+
+
+def confirmed(scene: Scene, rows: Tensor, way: Tensor, noise: Tensor, doubtful: Tensor, where: Tensor) -> Tensor:
+    """Which of the doubtful dependencies [d_out, d] are seen again, at the row `where` each was seen best."""
+    o, i = doubtful.nonzero().unbind(1)
+    d = doubtful.shape[1]
+    moves, which = torch.unique(where[o, i] * d + i, return_inverse=True)  # [k] rows and inputs; [doubtful] which
+    at, moved = moves // d, moves % d
+    threshold = _quantile(1 - FALSE_ALARM / (2 * len(o)))
+    seen = []
+    at_once = max(1, scene.most // (2 * AGAIN))
+    for first in range(0, len(moves), at_once):
+        r, j = at[first : first + at_once], moved[first : first + at_once]
+        points = scene.x[rows[r]][:, None, None].expand(-1, AGAIN, 2, -1).clone()
+        points[torch.arange(len(r)), :, 0, j] += way[r, j, None]
+        y = scene.evaluate(points, rows[r])  # [k, AGAIN, 2, d_out]
+        seen.append((y[:, :, 0] - y[:, :, 1]).nanmean(1).abs() * math.sqrt(AGAIN) / (SQRT2 * noise))
+    result = torch.zeros_like(doubtful)
+    result[o, i] = torch.cat(seen)[which, o] > threshold
+    return result
+
+
+def _quantile(p: float) -> float:
+    """Of the normal distribution."""
+    return float(torch.special.ndtri(torch.tensor(p, dtype=torch.float64, device="cpu")))

@@ -1,0 +1,130 @@
+"""What is known of which outputs depend on which inputs."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bondgrad._arguments import positive_int
+from bondgrad.structure._colouring import colour
+from bondgrad.structure._groups import Groups
+
+
+class Window(NamedTuple):
+    """Groups of inputs whose evaluations start at the same time step."""
+
+    start: int
+    groups: Groups | None
+
+
+class Structure(ABC):
+    """Says which inputs may move together."""
+
+    in_time = False  # whether x is sequences of rows
+
+    @abstractmethod
+    def check(self, in_features: int, out_features: int | None) -> None:
+        """Refuse a box of another shape; `out_features` is None where it is not known yet."""
+
+    def width(self, in_features: int) -> int | None:
+        """The number of outputs, if it follows."""
+        return None
+
+    @abstractmethod
+    def groups(self, in_features: int, out_features: int) -> Groups | None:
+        """The groups. None: every input is one of its own, and all outputs speak for it."""
+
+    def windows(self, in_features: int, out_features: int, time: int, starts: Sequence[int]) -> list[Window]:
+        """The groups by where their evaluation can start, given the time steps at which the box can.
+
+        Sequences only; other structures know one time step, and start there.
+        """
+        return [Window(0, self.groups(in_features, out_features))]
+
+
+class Dense(Structure):
+    """Every output may depend on every input."""
+
+    def __repr__(self) -> str:
+        return "'dense'"
+
+    def check(self, in_features: int, out_features: int | None) -> None:
+        """See `Structure.check`."""
+
+    def groups(self, in_features: int, out_features: int) -> Groups | None:
+        """See `Structure.groups`."""
+        return None
+
+
+class Blocks(Structure):
+    """Modules side by side: outputs `n_out` at a time depend on the inputs `n_in` at a time, in their order.
+
+    One input of every block moves at a time, so that a gradient costs as much as that of one block.
+
+    Args:
+        n_in: Inputs of a block.
+        n_out: Outputs of a block.
+    """
+
+    def __init__(self, n_in: int, n_out: int) -> None:
+        self.n_in, self.n_out = positive_int("n_in", n_in), positive_int("n_out", n_out)
+
+    def __repr__(self) -> str:
+        return f"Blocks({self.n_in}, {self.n_out})"
+
+    def check(self, in_features: int, out_features: int | None) -> None:
+        """See `Structure.check`."""
+        blocks, rest = divmod(in_features, self.n_in)
+        if rest or out_features not in (None, blocks * self.n_out):
+            raise ValueError(
+                f"{self} does not fit a box with {in_features} inputs and {out_features or 'any number of'} outputs: "
+                "there must be a whole number of blocks, the same for both"
+            )
+
+    def width(self, in_features: int) -> int | None:
+        """See `Structure.width`."""
+        return in_features // self.n_in * self.n_out
+
+    def groups(self, in_features: int, out_features: int) -> Groups | None:
+        """See `Structure.groups`."""
+        self.check(in_features, out_features)
+        i = torch.arange(in_features, device="cpu")
+        block = torch.arange(in_features // self.n_in, device="cpu")
+        return Groups(i % self.n_in, block[:, None] == i // self.n_in, self.n_out)
+
+
+class Pattern(Structure):
+    """Any pattern, whose inputs are put into groups by colouring.
+
+    Args:
+        depends: [d_out, d_in] bool, True where an output depends on an input.
+    """
+
+    def __init__(self, depends: Tensor) -> None:
+        self.depends = depends.cpu()
+        self._groups: Groups | None = None
+
+    def __repr__(self) -> str:
+        d_out, d_in = self.depends.shape
+        return f"Pattern({d_out} x {d_in}, {float(self.depends.double().mean()):.1%} filled)"
+
+    def check(self, in_features: int, out_features: int | None) -> None:
+        """See `Structure.check`."""
+        if self.depends.shape[1] != in_features or out_features not in (None, self.depends.shape[0]):
+            raise ValueError(
+                f"the pattern in structure must be [out_features, in_features] = [{out_features or '...'}, "
+                f"{in_features}], got {list(self.depends.shape)}"
+            )
+
+    def width(self, in_features: int) -> int | None:
+        """See `Structure.width`."""
+        return self.depends.shape[0]
+
+    def groups(self, in_features: int, out_features: int) -> Groups | None:
+        """See `Structure.groups`."""
+        self.check(in_features, out_features)
+        if self._groups is None:
+            self._groups = Groups(colour(self.depends), self.depends)
+        return None if self._groups.count == in_features else self._groups
