@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from bondgrad.errors import BoxError
 
@@ -40,7 +40,7 @@ class RowFunction:
         fn: Callable[..., Any],
         out_features: int | None,
         time_features: int | None = None,
-        memory: TreeSpec | None = None,
+        memory: "Form | None" = None,
     ) -> None:
         self.fn = fn
         self.time_features, self.memory = time_features, memory
@@ -98,11 +98,12 @@ class RowFunction:
 
     def _checked_state(self, state: object, points: Tensor) -> tuple[Tensor, ...]:
         leaves, form = tree_flatten(state)
+        assert self.memory is not None
         try:
             tensors = [from_numpy(t) if isinstance(t, np.ndarray) else torch.as_tensor(t) for t in leaves]
         except (TypeError, ValueError, RuntimeError):
             tensors = []
-        fits = form == self.memory and len(tensors) == len(leaves)
+        fits = form == self.memory.spec and len(tensors) == len(leaves)
         if not fits or any(t.ndim == 0 or t.shape[0] != points.shape[0] for t in tensors):
             raise BoxError(
                 f"the box {describe(self.fn)} must return a state of the form it was given, with one entry per row "
@@ -180,8 +181,8 @@ class RowFunction:
         arrays: list[Any] = [x, *rows] if interface == "torch" else [t.cpu().numpy() for t in (x, *rows)]
         if self.memory is None:
             return self.fn(*arrays)
-        first = len(arrays) - self.memory.num_leaves
-        return self.fn(arrays[0], tree_unflatten(arrays[first:], self.memory), *arrays[1:first])
+        first = len(arrays) - self.memory.spec.num_leaves
+        return self.fn(arrays[0], tree_unflatten(arrays[first:], self.memory.spec), *arrays[1:first])
 
     def _checked(self, answer: object, points: Tensor) -> Tensor:
         name = describe(self.fn)
@@ -214,6 +215,20 @@ class RowFunction:
             answer = answer.to(points.dtype)
         self.dtype = answer.dtype
         return answer.detach().to(points.device)
+
+
+class Form:
+    """How a state is made of tensors: alone, or in tuples, lists and dictionaries."""
+
+    def __init__(self, state: object) -> None:
+        self._example = tree_map(lambda _: 0, state)  # travels better than torch's own specification
+        self.spec = tree_flatten(self._example)[1]
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> "Form":
+        return self
+
+    def __reduce__(self) -> Any:  # noqa: ANN401
+        return Form, (self._example,)
 
 
 def entries(dictionaries: list[Any]) -> list[tuple[dict[str, Any], str]]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from bondgrad._function import RowFunction
+from bondgrad._function import Form, RowFunction
 from bondgrad.errors import BoxError
 
 Leaves = tuple[Tensor, ...]  # of a state, [N, ...] each
@@ -48,7 +48,7 @@ class Carried(Memory):
 
     def __init__(self, initial: Any) -> None:  # noqa: ANN401
         super().__init__()
-        leaves, self.spec = tree_flatten(initial)
+        leaves, self.form = tree_flatten(initial)[0], Form(initial)
         try:
             self.initial: Leaves = tuple(torch.as_tensor(leaf).detach().clone() for leaf in leaves)
         except (TypeError, ValueError, RuntimeError) as error:

@@ -121,7 +121,7 @@ class BlackBox(nn.Module):
         self.structure.check(self.in_features, width)
         self.memory = find_memory(fn, state)
         time_features = self.in_features if self.structure.in_time else None
-        form = self.memory.spec if isinstance(self.memory, Carried) else None
+        form = self.memory.form if isinstance(self.memory, Carried) else None
         self._function = RowFunction(fn, width or self.structure.width(self.in_features), time_features, form)
         self.fn = fn
         self.policy_state = PolicyState(self.policy, self.in_features, seed, process_group)
@@ -279,7 +279,7 @@ class BlackBox(nn.Module):
 
     def train(self, mode: bool = True) -> "BlackBox":
         """As `nn.Module.train`, except that the box itself stays in eval mode."""
-        if self.memory is not None:
+        if self.memory is not None and mode != self.training:
             self.memory.switch(mode)
         super().train(mode)
         if isinstance(self.fn, nn.Module):

@@ -12,6 +12,7 @@ from torch.func import grad, vmap
 from bondgrad import BlackBox, BoxError, Central, Forward, Simultaneous
 from bondgrad.networks import ffnn
 from bondgrad.policies import Fixed
+from bondgrad.structure import Sequence
 from tests.helpers import needs_cuda, on_each_device, same_state
 
 # The compiler itself uses what it calls deprecated.
@@ -176,3 +177,29 @@ def test_a_layer_that_is_gone():
 def test_export_is_refused():
     with pytest.raises(Exception, match="cannot be exported"):
         torch.export.export(BlackBox(torch.sin, 3, 3), (torch.randn(4, 3),))
+
+
+def test_sequences():
+    layer = BlackBox(lambda x: torch.sin(x).cumsum(1), 3, 3, structure=Sequence(), policy=Fixed(1e-5), seed=0)
+    compiled = torch.compile(layer, fullgraph=True)
+    x = torch.randn(2, 6, 3, dtype=torch.float64, requires_grad=True)
+    gy = torch.randn(2, 6, 3, dtype=torch.float64)
+    (g,) = torch.autograd.grad(compiled(x), x, gy)
+    assert torch.allclose(g, gy.flip(1).cumsum(1).flip(1) * x.cos())
+
+
+def test_memory_outside_of_the_graph():
+    """The compiler works around the box, which goes on from call to call."""
+
+    def fn(x, state):
+        return (state + x).sin(), state + x
+
+    layer = BlackBox(fn, 3, state=torch.zeros(1, 3).double(), policy=Fixed(1e-5), seed=0)
+    compiled = torch.compile(nn.Sequential(nn.Identity(), layer))
+    total = torch.zeros(4, 3).double()
+    for _ in range(4):
+        x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+        y = compiled(x)
+        total += x.detach()
+        assert torch.allclose(y, total.sin())
+        assert torch.allclose(torch.autograd.grad(y.sum(), x)[0], total.cos())

@@ -13,12 +13,15 @@ from bondgrad.evaluators import Evaluator, Local
 from bondgrad.structure._colouring import colour, lower_bound
 from bondgrad.structure._scene import Scene
 
-POINTS = 8  # rows at which every input is moved
-FRACTIONS = (1, 1 / 4, 1 / 16, 1 / 64)  # of the way to the farthest value that the batch has of that input
+POINTS = 8  # rows at which every input is moved in one round
+ROUNDS = 4  # at most
+UNSEEN = 1e-3  # of the dependencies may be missed, by estimate, before another round
+FRACTIONS = (1, 1 / 2, 1 / 4, 1 / 64)  # of the way to the farthest value that the batch has of that input
 REPEATS = 16  # of a row, to see the noise
 ROUNDING = 8  # units of rounding that an output may change by for no reason
 SCREEN = 4.0  # standard deviations from which a change is looked at again
-SURE = 8.0  # and from which that is not needed
+CERTAIN = 6.0  # of a change that is believed, if not too many are looked at
+SURE = 8.0  # of a change that is believed however many are looked at
 AGAIN = 4  # times
 FALSE_ALARM = 0.01
 MISS = 0.01
@@ -33,7 +36,8 @@ class Detection(NamedTuple):
     evaluations: int  # spent
     calls: int  # spent
     false_alarm: float = FALSE_ALARM  # chance that any dependency was reported that is none, for normal noise
-    miss: float = MISS  # chance that a dependency was missed which changed its output by `least` in the longest move
+    miss: float = MISS  # chance that a dependency was missed which once changed its output by `least`
+    unseen: float = 0.0  # dependencies that showed at none of the rows, by estimate
 
     @property
     def least(self) -> Tensor:
@@ -64,7 +68,8 @@ def detect(
     Every input is moved by itself, at eight rows of x and over four distances, the longest to the farthest value that
     x has of this input: no input ever leaves the range that x spans. What changes by more than noise and rounding do is
     a dependency. The noise is measured first, by asking the same rows repeatedly; a noisy box is then asked in pairs,
-    moved and not moved next to each other, so that drift does no harm, and about doubtful cases again.
+    moved and not moved next to each other, so that drift does no harm, and about doubtful cases again. If so many
+    dependencies showed at a single row that more must be hidden, there is another round, up to four.
 
     A dependency that shows at none of these rows is missed. One that is reported but is none costs evaluations later,
     never correctness.
@@ -101,29 +106,35 @@ def detect(
         rounding = max(torch.finfo(rows.dtype).eps, function.rounding)
         generator = torch.Generator("cpu").manual_seed(seed)
 
-        def work() -> tuple[Tensor, Tensor]:
+        def work() -> tuple[Tensor, Tensor, float]:
             most = at.portion(row_bytes, 2 * POINTS * rows.shape[1], rows.device)
             scene = Scene(rows, y, evaluate, most, rounding, rounding, low, high)
             return find_dependencies(scene, generator)
 
-        depends, noise = at.run(work)
-    return Detection(depends.cpu(), noise.cpu(), function.evaluations, function.calls)
+        depends, noise, unseen = at.run(work)
+    return Detection(depends.cpu(), noise.cpu(), function.evaluations, function.calls, unseen=unseen)
 
 
-def find_dependencies(scene: Scene, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Which outputs depend on which inputs [d_out, d], and the noise of the outputs [d_out]."""
-    rows = scene.choose(POINTS, generator)
-    measured = measure_noise(scene, rows)
+def find_dependencies(scene: Scene, generator: torch.Generator) -> tuple[Tensor, Tensor, float]:
+    """Which outputs depend on which inputs [d_out, d]; the noise of the outputs [d_out]; `Detection.unseen`."""
+    measured = measure_noise(scene, scene.choose(POINTS, generator))
     noise = torch.maximum(measured, rounding_noise(scene))
-    fractions = scene.x.new_tensor(FRACTIONS)[torch.arange(len(rows), device=scene.x.device) % len(FRACTIONS)]
-    way = scene.far(rows) * fractions[:, None]
     paired = bool((measured > 0).any())
-    change, where = responses(scene, rows, way, noise, paired)
-    depends = change > SCREEN
-    doubtful = depends & (change < SURE)
+    seen: Responses | None = None
+    for _ in range(ROUNDS):
+        rows = scene.choose(POINTS, generator)
+        fractions = scene.x.new_tensor(FRACTIONS)[torch.arange(len(rows), device=scene.x.device) % len(FRACTIONS)]
+        more = responses(scene, rows, scene.far(rows) * fractions[:, None], noise, paired)
+        seen = more if seen is None else seen.joined(more)
+        unseen = seen.hidden()
+        if unseen <= UNSEEN * float((seen.times > 0).sum()):
+            break
+    assert seen is not None
+    depends = seen.largest > SCREEN
+    doubtful = depends & (seen.largest < SURE)
     if paired and bool(doubtful.any()):
-        depends = (depends & ~doubtful) | confirmed(scene, rows, way, noise, doubtful, where)
-    return depends, noise
+        depends = (depends & ~doubtful) | confirmed(scene, seen, noise, doubtful)
+    return depends, noise, unseen
 
 
 def measure_noise(scene: Scene, rows: Tensor) -> Tensor:
@@ -139,8 +150,33 @@ def rounding_noise(scene: Scene) -> Tensor:
     return scene.y.abs().nan_to_num(0, 0, 0).amax(0) * (ROUNDING * scene.rounding)
 
 
-def responses(scene: Scene, rows: Tensor, way: Tensor, noise: Tensor, paired: bool) -> tuple[Tensor, Tensor]:
-    """How much each output changes when an input is moved by itself.
+class Responses(NamedTuple):
+    """How the outputs changed when inputs were moved one by one, at r rows."""
+
+    rows: Tensor  # [r] which of the batch
+    way: Tensor  # [r, d] how far they were moved
+    largest: Tensor  # [d_out, d] change, in standard deviations
+    where: Tensor  # [d_out, d] of r, the row of the largest change
+    times: Tensor  # [d_out, d] rows at which there certainly was one
+
+    def joined(self, more: "Responses") -> "Responses":
+        """Both together."""
+        return Responses(
+            torch.cat((self.rows, more.rows)),
+            torch.cat((self.way, more.way)),
+            torch.maximum(self.largest, more.largest),
+            torch.where(more.largest > self.largest, more.where + len(self.rows), self.where),
+            self.times + more.times,
+        )
+
+    def hidden(self) -> float:
+        """Dependencies that showed nowhere, estimated from those that showed once or twice (Chao 1984)."""
+        once, twice = (int((self.times == n).sum()) for n in (1, 2))
+        return once * (once - 1) / (2 * (twice + 1))
+
+
+def responses(scene: Scene, rows: Tensor, way: Tensor, noise: Tensor, paired: bool) -> Responses:
+    """Move inputs by themselves, and see how the outputs change.
 
     Args:
         scene: The box.
@@ -148,14 +184,12 @@ def responses(scene: Scene, rows: Tensor, way: Tensor, noise: Tensor, paired: bo
         way: [r, d] how far.
         noise: [d_out] standard deviation of the outputs.
         paired: Whether to ask about the row itself beside every moved one, or to believe `scene.y`.
-
-    Returns:
-        The largest change over the rows [d_out, d], in standard deviations, and the row (of r) where it was.
     """
     x, base = scene.x[rows], scene.y[rows]
     (r, d), d_out = x.shape, base.shape[1]
     largest = x.new_zeros(d_out, d)
     where = torch.zeros(d_out, d, dtype=torch.long, device=x.device)
+    times = torch.zeros_like(where)
     ends = 2 if paired else 1
     at_once = max(1, scene.most // (r * ends))
     for first in range(0, d, at_once):
@@ -166,27 +200,29 @@ def responses(scene: Scene, rows: Tensor, way: Tensor, noise: Tensor, paired: bo
         y = scene.evaluate(points, rows)  # [r, count, ends, d_out]
         change = (y[:, :, 0] - (y[:, :, 1] if paired else base[:, None])).abs_() / (SQRT2 * noise)
         # Nothing is known from an evaluation that failed; 0/0 is an output that is always zero.
-        largest[:, inputs], where[:, inputs] = (t.T for t in change.nan_to_num_(0, 0, 0).max(0))
-    return largest, where
+        change.nan_to_num_(0, math.inf, 0)
+        largest[:, inputs], where[:, inputs] = (t.T for t in change.max(0))
+        times[:, inputs] = (change > CERTAIN).sum(0).T
+    return Responses(rows, way, largest, where, times)
 
 
-def confirmed(scene: Scene, rows: Tensor, way: Tensor, noise: Tensor, doubtful: Tensor, where: Tensor) -> Tensor:
-    """Which of the doubtful dependencies [d_out, d] are seen again, at the row `where` each was seen best."""
+def confirmed(scene: Scene, seen: Responses, noise: Tensor, doubtful: Tensor) -> Tensor:
+    """Which of the doubtful dependencies [d_out, d] are seen again, at the row where each was seen best."""
     o, i = doubtful.nonzero().unbind(1)
     d = doubtful.shape[1]
-    moves, which = torch.unique(where[o, i] * d + i, return_inverse=True)  # [k] rows and inputs; [doubtful] which
+    moves, which = torch.unique(seen.where[o, i] * d + i, return_inverse=True)  # [k] rows and inputs; [doubtful] which
     at, moved = moves // d, moves % d
     threshold = _quantile(1 - FALSE_ALARM / (2 * len(o)))
-    seen = []
+    again = []
     at_once = max(1, scene.most // (2 * AGAIN))
     for first in range(0, len(moves), at_once):
         r, j = at[first : first + at_once], moved[first : first + at_once]
-        points = scene.x[rows[r]][:, None, None].expand(-1, AGAIN, 2, -1).clone()
-        points[torch.arange(len(r)), :, 0, j] += way[r, j, None]
-        y = scene.evaluate(points, rows[r])  # [k, AGAIN, 2, d_out]
-        seen.append((y[:, :, 0] - y[:, :, 1]).nanmean(1).abs() * math.sqrt(AGAIN) / (SQRT2 * noise))
+        points = scene.x[seen.rows[r]][:, None, None].expand(-1, AGAIN, 2, -1).clone()
+        points[torch.arange(len(r)), :, 0, j] += seen.way[r, j, None]
+        y = scene.evaluate(points, seen.rows[r])  # [k, AGAIN, 2, d_out]
+        again.append((y[:, :, 0] - y[:, :, 1]).nanmean(1).abs() * math.sqrt(AGAIN) / (SQRT2 * noise))
     result = torch.zeros_like(doubtful)
-    result[o, i] = torch.cat(seen)[which, o] > threshold
+    result[o, i] = torch.cat(again)[which, o] > threshold
     return result
 
 

@@ -41,7 +41,7 @@ class AutoPattern(Unknown):
     def look(self, known: Known | None, scene: Scene, generator: torch.Generator) -> Known:
         """See `Unknown.look`."""
         if known is None:
-            depends, noise = find_dependencies(scene, generator)
+            depends, noise, _ = find_dependencies(scene, generator)
             return {"depends": depends.cpu(), "noise": noise.cpu()}
         depends, noise = known["depends"].to(scene.x.device), known["noise"].to(scene.x.device)
         more = missed(depends, noise, scene, generator)

@@ -9,7 +9,7 @@ from bondgrad.structure._scene import Scene
 
 STARTS = 4  # time steps at which an input is moved, in the first half of the sequence
 SEQUENCES = 2
-TAIL = 0.01  # of the response (its root mean square) that may come after the horizon
+TAIL = 0.003  # of the response (its root mean square) that may come after the horizon
 
 
 def memory_length(scene: Scene, generator: torch.Generator) -> int:

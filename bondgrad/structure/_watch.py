@@ -5,11 +5,10 @@ import math
 import torch
 from torch import Tensor
 
-from bondgrad.structure._detect import AGAIN, FRACTIONS, SCREEN, SQRT2, responses, rounding_noise
+from bondgrad.structure._detect import AGAIN, CERTAIN, FRACTIONS, SCREEN, SQRT2, responses, rounding_noise
 from bondgrad.structure._scene import Scene
 
 CHECKS = 16  # at a time
-CERTAIN = 6.0  # standard deviations of a change that is believed, after it was asked about again
 
 
 def missed(depends: Tensor, noise: Tensor, scene: Scene, generator: torch.Generator) -> Tensor | None:
@@ -53,8 +52,7 @@ def missed(depends: Tensor, noise: Tensor, scene: Scene, generator: torch.Genera
         if bool(((found & moving[j]).any(1) | ~reacting[j]).all()):
             continue  # by what is known already
         which = slice(None) if scene.whole else slice(j, j + 1)
-        change, _ = responses(scene, rows[which], way[which] * moving[which], noise, paired=True)
-        single = change > CERTAIN
+        single = responses(scene, rows[which], way[which] * moving[which], noise, paired=True).largest > CERTAIN
         unexplained = reacting[j] & ~(single & moving[j]).any(1)  # only several inputs together move it
         found |= single | (unexplained[:, None] & moving[j])
     return found & ~depends

@@ -1,0 +1,315 @@
+"""Boxes that remember: only the forward pass moves them on."""
+
+import copy
+import io
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from bondgrad import BlackBox, BoxError
+from bondgrad.evaluators import Local
+from bondgrad.policies import Fixed
+from tests.helpers import close, gradient, on_each_device
+
+
+def leaky(x, state):
+    """Every row has a leaky sum of its own."""
+    new = 0.5 * state + torch.sin(x)
+    return new * new, new
+
+
+def expected(xs, gys):
+    """What `leaky` answers to a stream, and its gradients, each with the state before it given."""
+    state, answers = torch.zeros_like(xs[0]), []
+    for x, gy in zip(xs, gys, strict=True):
+        new = 0.5 * state + torch.sin(x)
+        answers.append((new * new, gy * 2 * new * x.cos()))
+        state = new
+    return answers
+
+
+class Device:
+    """Keeps its state to itself."""
+
+    def __init__(self):
+        self.state = 0.0
+        self.restored = 0
+
+    def __call__(self, x: np.ndarray):
+        self.state = 0.5 * self.state + np.sin(x)
+        return self.state**2
+
+    def snapshot(self):
+        return copy.deepcopy(self.state)
+
+    def restore(self, snapshot):
+        self.restored += 1
+        self.state = copy.deepcopy(snapshot)
+
+
+def carried(**settings):
+    return BlackBox(leaky, 3, state=torch.zeros(1, 3, dtype=torch.float64), policy=Fixed(1e-5), seed=0, **settings)
+
+
+def own(**settings):
+    return BlackBox(Device(), 3, policy=Fixed(1e-5), seed=0, **settings)
+
+
+kinds = pytest.mark.parametrize("make", [carried, own])
+
+
+def stream(steps=5, rows=4, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    draw = lambda: [torch.randn(rows, 3, dtype=torch.float64, generator=generator) for _ in range(steps)]  # noqa: E731
+    return draw(), draw()
+
+
+@kinds
+def test_answers_and_gradients_along_a_stream(make):
+    layer = make()
+    xs, gys = stream()
+    for x, gy, (y, g) in zip(xs, gys, expected(xs, gys), strict=True):
+        at = x.clone().requires_grad_()
+        answer = layer(at)
+        assert torch.allclose(answer, y)
+        assert close(torch.autograd.grad(answer, at, gy)[0], g, 1e-8)
+
+
+@kinds
+@pytest.mark.parametrize("estimator", ["central", "forward", "simultaneous"])
+@pytest.mark.parametrize("structure", ["dense", np.eye(3, dtype=bool)])
+def test_the_backward_pass_moves_nothing_on(make, estimator, structure):
+    """Also of several forward passes before, in whatever order."""
+    layer = make(estimator=estimator, structure=structure)
+    xs, gys = stream()
+    inputs = [x.clone().requires_grad_() for x in xs]
+    answers = [layer(x) for x in inputs]
+    for i in (3, 0, 4, 1, 2):
+        y, g = expected(xs, gys)[i]
+        assert torch.allclose(answers[i], y)
+        (estimate,) = torch.autograd.grad(answers[i], inputs[i], gys[i], retain_graph=True)
+        if estimator == "central":
+            assert close(estimate, g, 1e-8)
+        assert torch.isfinite(estimate).all()
+    more, _ = stream(6)
+    assert torch.allclose(layer(xs[0]), expected([*xs, xs[0]], [*gys, gys[0]])[5][0])
+    assert len(more) == 6
+
+
+@kinds
+def test_evaluation_has_a_stream_of_its_own(make):
+    layer = make()
+    xs, gys = stream(4)
+    wanted = [y for y, _ in expected(xs, gys)]
+    assert torch.allclose(layer(xs[0]), wanted[0])
+    assert torch.allclose(layer(xs[1]), wanted[1])
+    for _ in range(2):  # begins anew each time
+        layer.eval()
+        assert torch.allclose(layer(xs[0]), wanted[0])
+        assert torch.allclose(layer(xs[1]), wanted[1])
+        layer.eval()  # again is not a change of mode
+        assert torch.allclose(layer(xs[2]), wanted[2])
+        layer.train()
+    assert torch.allclose(layer(xs[2]), wanted[2])
+    assert torch.allclose(layer(xs[3]), wanted[3])
+
+
+@kinds
+def test_gradients_in_eval_mode(make):
+    layer = make().eval()
+    xs, gys = stream(3)
+    for x, gy, (_, g) in zip(xs, gys, expected(xs, gys), strict=True):
+        assert close(gradient(layer, x, gy), g, 1e-8)
+
+
+@kinds
+def test_reset(make):
+    layer = make()
+    xs, gys = stream(2)
+    first = expected(xs, gys)[0][0]
+    layer(xs[0])
+    layer.eval()
+    layer(xs[0])
+    layer.reset()
+    assert torch.allclose(layer(xs[0]), first)
+    layer.train()
+    assert not torch.allclose(layer(xs[0]), first)  # only the stream of the mode it was in
+    layer.reset()
+    assert torch.allclose(layer(xs[0]), first)
+
+
+def test_reset_of_a_box_without_memory():
+    with pytest.raises(BoxError, match="no memory"):
+        BlackBox(torch.sin, 3).reset()
+
+
+@kinds
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointing_does_not_call_it_twice(make, reentrant):
+    layer = make()
+    xs, gys = stream()
+    for x, gy, (y, g) in zip(xs, gys, expected(xs, gys), strict=True):
+        at = x.clone().requires_grad_()
+        before = layer.stats.evaluations
+        answer = checkpoint(layer, at, use_reentrant=reentrant)
+        assert torch.allclose(answer, y)
+        assert close(torch.autograd.grad(answer, at, gy)[0] if not reentrant else backward(answer, at, gy), g, 1e-8)
+        assert layer.stats.evaluations - before == 4 * 7
+
+
+def backward(answer, x, gy):
+    answer.backward(gy)
+    return x.grad
+
+
+def test_checkpoints_that_cannot_be_told_apart():
+    layer = carried()
+    x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    y = checkpoint(lambda x: layer(x) + layer(x), x, use_reentrant=False)
+    with pytest.raises(BoxError, match="cannot be told apart"):
+        y.sum().backward()
+
+
+@kinds
+def test_saving_and_loading(make):
+    layer, other = make(), make()
+    xs, gys = stream()
+    answers = expected(xs, gys)
+    for x, gy in list(zip(xs, gys, strict=True))[:3]:
+        gradient(layer, x, gy)
+    file = io.BytesIO()
+    torch.save(layer.state_dict(), file)
+    file.seek(0)
+    other.load_state_dict(torch.load(file, weights_only=False))
+    third = copy.deepcopy(layer)
+    for one in (other, layer, third):
+        assert torch.allclose(one(xs[3]), answers[3][0])
+        assert torch.allclose(one(xs[4]), answers[4][0])
+
+
+def test_a_saved_state_is_not_code():
+    layer = carried()
+    layer(torch.randn(4, 3, dtype=torch.float64))
+    file = io.BytesIO()
+    torch.save(layer.state_dict(), file)
+    file.seek(0)
+    carried().load_state_dict(torch.load(file, weights_only=True))
+
+
+def test_states_of_many_tensors_in_numpy():
+    def fn(x: np.ndarray, state, gain: np.ndarray):
+        position, (count, speed) = state["position"], state["rest"]
+        speed = speed + gain * x
+        position = position + speed
+        position += 0  # writes into its own arrays only
+        return position, {"position": position, "rest": (count + 1, speed)}
+
+    start = {"position": torch.zeros(1, 2), "rest": (torch.zeros(1, dtype=torch.long), np.ones((1, 2)))}
+    layer = BlackBox(fn, 2, state=start, policy=Fixed(1e-2), seed=0)
+    x, gain = torch.randn(3, 2), torch.rand(3, 1)
+    assert torch.allclose(layer(x, gain), 1 + gain * x)
+    assert torch.allclose(layer(x, gain), 2 + 3 * gain * x)
+    gy = torch.randn(3, 2)
+    assert close(gradient(layer, x, gy, gain), gy * gain, 1e-3)
+    assert layer.memory.before(3, True, torch.device("cpu"))[1].tolist() == [3, 3, 3]
+
+
+def test_a_function_that_writes_into_its_state():
+    def fn(x, state):
+        state.mul_(0.5).add_(x)
+        return state.clone(), state
+
+    layer = BlackBox(fn, 3, state=torch.ones(4, 3), policy=Fixed(1e-2), seed=0)
+    x, gy = torch.randn(4, 3), torch.randn(4, 3)
+    assert torch.allclose(layer(x), 0.5 + x)
+    assert close(gradient(layer, x, gy), gy, 1e-3)
+    layer.reset()
+    assert torch.allclose(layer(x), 0.5 + x)
+
+
+@pytest.mark.parametrize("max_rows", [1, 3])
+def test_rows_in_portions(max_rows):
+    layer = carried(evaluator=Local(max_rows=max_rows))
+    xs, gys = stream()
+    for x, gy, (_, g) in zip(xs, gys, expected(xs, gys), strict=True):
+        assert close(gradient(layer, x, gy), g, 1e-8)
+
+
+def test_an_exception_leaves_it_where_it_was():
+    broken = [False]
+
+    def fn(x, state):
+        if broken[0]:
+            raise RuntimeError("no answer")
+        return leaky(x, state)
+
+    layer = BlackBox(fn, 3, state=torch.zeros(1, 3).double(), seed=0)
+    xs, gys = stream(2)
+    layer(xs[0])
+    broken[0] = True
+    with pytest.raises(BoxError, match="no answer"):
+        layer(xs[1])
+    broken[0] = False
+    assert torch.allclose(layer(xs[1]), expected(xs, gys)[1][0])
+
+
+def test_a_device_is_put_back_after_an_exception():
+    device = Device()
+    layer = BlackBox(device, 3, policy=Fixed(1e-5), seed=0)
+    xs, gys = stream(2)
+    x = xs[0].clone().requires_grad_()
+    y = layer(x)
+    state = device.state.copy()
+    layer.register_step_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        y.backward(gys[0])
+    assert np.array_equal(device.state, state)
+
+
+@pytest.mark.parametrize(
+    ("fn", "message"),
+    [
+        (lambda x, state: x, r"must return a pair \(y, state\)"),
+        (lambda x, state: (x, (state, state)), "of the form it was given"),
+        (lambda x, state: (x, state[:1]), "one entry per row"),
+        (lambda x, state: (x, None), "of the form it was given"),
+        (lambda x, state: (x[1:], state), "one row of outputs"),
+    ],
+)
+def test_answers_that_are_wrong(fn, message):
+    layer = BlackBox(fn, 3, state=torch.zeros(1, 2))
+    with pytest.raises(BoxError, match=message):
+        layer(torch.randn(4, 3))
+
+
+def test_batches_of_other_sizes():
+    layer = carried()
+    layer(torch.randn(4, 3).double())
+    with pytest.raises(BoxError, match=r"remembers 4 rows, but was given 3.*drop_last"):
+        layer(torch.randn(3, 3).double())
+    layer.reset()
+    layer(torch.randn(3, 3).double())
+
+
+def test_two_kinds_of_state():
+    with pytest.raises(ValueError, match="keeps its own state"):
+        BlackBox(Device(), 3, state=torch.zeros(1, 3))
+
+
+def test_transforms_are_refused():
+    layer = carried()
+    with pytest.raises(BoxError, match=r"torch\.func"):
+        torch.func.grad(lambda x: layer(x).sum())(torch.randn(4, 3).double())
+
+
+@on_each_device
+def test_on_each_device(device):
+    layer = carried().to(device)
+    xs, gys = stream()
+    for x, gy, (y, g) in zip(xs, gys, expected(xs, gys), strict=True):
+        at = x.to(device).requires_grad_()
+        answer = layer(at)
+        assert torch.allclose(answer.cpu(), y)
+        assert close(torch.autograd.grad(answer, at, gy.to(device))[0].cpu(), g, 1e-8)
