@@ -1,6 +1,6 @@
 """Train neural networks through functions that have no gradient."""
 
-from bondgrad import baselines, estimators, evaluators, policies
+from bondgrad import baselines, estimators, evaluators, policies, structure
 from bondgrad._trace import Stats, Step
 from bondgrad._version import __version__
 from bondgrad.box import BlackBox
@@ -25,4 +25,5 @@ __all__ = [
     "evaluators",
     "policies",
     "sign_accuracy",
+    "structure",
 ]

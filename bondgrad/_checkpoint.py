@@ -75,9 +75,12 @@ class Answers:
         """
         matching: list[Answer] = [a for a in self._kept if len(rows) == len(a.rows) and all(map(_same, rows, a.rows))]
         if ordered and len(matching) > 1:
+            for answer in matching:
+                self.forget(answer.ticket)
             raise BoxError(
-                "a box with memory was called on the same rows more than once inside activation checkpoints, which "
-                "cannot be told apart when they run again: leave the box outside of them"
+                "a box with memory was called on the same rows more than once inside activation checkpoints (perhaps "
+                "in a step without a backward pass), which cannot be told apart when they run again: leave the box "
+                "outside of them"
             )
         now = random_states(rows[0].device)
         for answer in matching[::-1]:
@@ -86,6 +89,10 @@ class Answers:
                 set_random_states(rows[0].device, after)
                 return answer
         return matching[-1] if matching else None  # of a checkpoint that does not restore random numbers
+
+    def clear(self) -> None:
+        """Nothing that was asked so far will be run again."""
+        self._kept.clear()
 
     def forget(self, ticket: int) -> None:
         """Its gradient was computed."""

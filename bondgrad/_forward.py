@@ -111,21 +111,30 @@ def _call_with_memory(layer: "BlackBox", x: Tensor, context: tuple[Tensor, ...],
     assert memory is not None
     before = memory.before(x.shape[0], layer.training, x.device)
     if isinstance(memory, Snapshots):
+        most = getattr(layer.evaluator, "max_rows", None)
+        if most is not None and most < x.shape[0]:
+            raise BoxError(
+                f"a box that keeps its own state is called with all rows of a batch, but max_rows={most} and there are "
+                f"{x.shape[0]}: give it smaller batches, or structure=Sequence() and rows as time steps"
+            )
+        known = function.out_features, function.interfaces
         try:
-            return _call(layer, function, x, context), ((0, before),)
+            return function(x.clone(), *(c.clone() for c in context)), ((0, before),)
         except BaseException:
+            function.out_features, function.interfaces = known
             memory.restore(before)
             raise
     assert isinstance(memory, Carried)
     d, structure = layer.in_features, layer.structure
     starts = [0]
-    if graded and isinstance(structure, Sequence):
+    if graded and isinstance(structure, Sequence) and not context:  # which might be cut in time, or not
         starts = structure.starts(x.shape[1] // d)
     answers, recall = [], []
     recorder = Recorder(function)
     for start, stop in zip(starts, [*starts[1:], x.shape[1] // d], strict=True):
         recall.append((start, before))
-        answers.append(_call(layer, recorder, x[:, start * d : stop * d], (*context, *before)))
+        y = _call(layer, recorder, x[:, start * d : stop * d], (*context, *before))
+        answers.append(y.clone() if len(starts) > 1 else y)  # a box may answer in the same memory each time
         before = recorder.take(x.shape[0])
     memory.advance(before, layer.training)
     return answers[0] if len(answers) == 1 else torch.cat(answers, 1), tuple(recall)

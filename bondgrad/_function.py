@@ -97,17 +97,19 @@ class RowFunction:
         return answer[0], answer[1]
 
     def _checked_state(self, state: object, points: Tensor) -> tuple[Tensor, ...]:
-        leaves, form = tree_flatten(state)
         assert self.memory is not None
         try:
-            tensors = [from_numpy(t) if isinstance(t, np.ndarray) else torch.as_tensor(t) for t in leaves]
-        except (TypeError, ValueError, RuntimeError):
-            tensors = []
-        fits = form == self.memory.spec and len(tensors) == len(leaves)
-        if not fits or any(t.ndim == 0 or t.shape[0] != points.shape[0] for t in tensors):
+            leaves = self.memory.spec.flatten_up_to(state)
+            tensors = [torch.as_tensor(np.array(t) if isinstance(t, np.ndarray) else t) for t in leaves]
+        except (TypeError, ValueError, RuntimeError) as error:
             raise BoxError(
-                f"the box {describe(self.fn)} must return a state of the form it was given, with one entry per row "
-                f"first ([{points.shape[0]}, ...])"
+                f"the box {describe(self.fn)} must return a state of the form it was given, of tensors or arrays: "
+                f"{error}"
+            ) from error
+        if any(t.ndim == 0 or t.shape[0] != points.shape[0] for t in tensors):
+            raise BoxError(
+                f"the box {describe(self.fn)} must return a state with one entry per row first, "
+                f"[{points.shape[0]}, ...], got {[list(t.shape) for t in tensors]}"
             )
         return tuple(t.detach().to(points.device) for t in tensors)
 
@@ -153,9 +155,13 @@ class RowFunction:
             if len(self.interfaces) == 1:
                 return self._call(self.interfaces[0], points, rows)
             first, second = self.interfaces
+            owner: Any = keeper(self.fn)
+            before = None if owner is None else owner.snapshot()
             try:
                 answer = self._call(first, points.clone(), tuple(t.clone() for t in rows))
             except (TypeError, AttributeError, ValueError):
+                if owner is not None:
+                    owner.restore(before)
                 answer = self._call(second, points, rows)
                 first = second
             self.interfaces = (first,)
@@ -167,12 +173,18 @@ class RowFunction:
             also = "" if first_try is None else f" (and, tried otherwise, {type(first_try).__name__}: {first_try})"
             hint = "" if isinstance(self.fn, nn.Module) else f" {ANNOTATE}"
             raise BoxError(
-                f"the box {describe(self.fn)} raised {type(error).__name__} on {len(points)} rows of "
-                f"{points.shape[1]} inputs, {points.dtype}: {error}{also}. Call it yourself on an array of that shape "
-                f"to see why.{hint}"
+                f"the box {describe(self.fn)} raised {type(error).__name__} on {self._words(points)}: {error}{also}. "
+                f"Call it yourself on an array of that shape to see why.{hint}"
             ) from error
         finally:
             self.seconds += time.perf_counter() - start
+
+    def _words(self, points: Tensor) -> str:
+        """What the function is given."""
+        n, width = points.shape
+        d = self.time_features or width
+        what = f"{n} rows of" if self.time_features is None else f"{n} sequences of {width // d} x"
+        return f"{what} {d} inputs, {points.dtype}" + ("" if self.memory is None else ", and a state")
 
     def _call(self, interface: Interface, points: Tensor, rows: tuple[Tensor, ...]) -> object:
         self.calls += 1
@@ -215,6 +227,14 @@ class RowFunction:
             answer = answer.to(points.dtype)
         self.dtype = answer.dtype
         return answer.detach().to(points.device)
+
+
+def keeper(fn: object) -> object | None:
+    """The object that keeps a state behind fn, if there is one: with methods `snapshot` and `restore`."""
+    for candidate in (fn, getattr(fn, "__self__", None)):
+        if callable(getattr(candidate, "snapshot", None)) and callable(getattr(candidate, "restore", None)):
+            return candidate
+    return None
 
 
 class Form:

@@ -39,22 +39,26 @@ def differentiate(
     """The gradient [B, d] at x [B, d], where the box lives. Changes of state come last, so an exception leaves none."""
     memory = layer.memory
     with memory.kept() if isinstance(memory, Snapshots) else contextlib.nullcontext():
-        return _differentiate(layer, how, arguments.inside(layer.limits, x), y, gy, context)
+        g, step = _differentiate(layer, how, arguments.inside(layer.limits, x), y, gy, context)
+    if is_capturing(x.device):
+        layer._trace.captured.append(step)
+    else:
+        layer._run_hooks(step)
+    return g
 
 
 def _differentiate(
     layer: "BlackBox", how: Circumstances, x: Tensor, y: Tensor, gy: Tensor, context: tuple[Tensor, ...]
-) -> Tensor:
+) -> tuple[Tensor, Step]:
     """See `differentiate`. Rows may be sequences, [B, T·d]; to the policy every time step is a row."""
     d, policy, policy_state, findings = layer.in_features, layer.policy, layer.policy_state, layer.findings
     rows = x.reshape(-1, d) if x.shape[1] != d else x
     eps = torch.finfo(x.dtype).eps
-    rounding = max(eps, layer._function.rounding)
-    noise = rounding if layer.noise is None else layer.noise
+    noise = max(eps, layer._function.rounding) if layer.noise is None else layer.noise
     capturing = is_capturing(x.device)
     asking = Asking(layer, x, y, context, how.forward.recall)
     if findings is not None and how.training and not capturing and findings.due():
-        layer.evaluator.run(lambda: findings.look(asking.scene(noise, rounding)))
+        layer.evaluator.run(lambda: findings.look(asking.scene(noise, layer._function.rounding or eps)))
 
     generator = policy_state.random.on(x.device) if capturing else policy_state.random.fork(x.device)
     state = policy_state.read(x.device)
@@ -66,7 +70,7 @@ def _differentiate(
     spent = layer._function.evaluations
     g = asking.gradient(gy, torch.copysign(steps.size, steps.sign).view(-1, *x.shape))
     spent = layer._function.evaluations - spent
-    g_rows = g.view_as(rows)
+    g_rows = g.reshape(rows.shape)
     # Wrappers average the gradient over the processes, so a row has a share of what it would have alone.
     summary = policy.summarize(g_rows if ranks == 1 else g_rows / ranks, steps)
     new_state = policy.observe(state, summary, rows.shape[0]) if how.training and ranks == 1 else state
@@ -84,14 +88,11 @@ def _differentiate(
             policy_state.ranks.remember(how.forward.part, summary)
         if findings is not None:
             findings.credit += spent
-    step = Step(x, gy, g_rows.view_as(x))
+    g = g_rows.view(x.shape)
+    step = Step(x, gy, g)
     if layer.structure.in_time:
         step = Step(*(t.reshape(len(x), x.shape[1] // d, -1) for t in step))
-    if capturing:
-        trace.captured.append(step)
-    else:
-        layer._run_hooks(step)
-    return g_rows.view_as(x)
+    return g, step
 
 
 class Asking:
@@ -142,8 +143,6 @@ class Asking:
             if start > 0:
                 low, high = (None if limit is None else limit[at:] for limit in (self.low, self.high))
                 site = Site(x[:, at:], y[:, out:], gy[:, out:], delta[:, :, at:], low, high, groups, self.whole)
-            if groups is not None and layer.estimator.together:
-                site = site._replace(groups=groups.together())
             count = x.shape[1] if groups is None else groups.count
             part = self._run(site, start, x.shape[0] * layer.estimator.evaluations(count))
             if g is None:
@@ -209,10 +208,8 @@ class Asking:
         answers = []
         for point in points.flatten(1, -2).unbind(1):
             memory.restore(self.recall[0][1])
-            y, ok = self.layer.evaluator.evaluate(
-                self.layer._function, point.clone(), tuple(c.clone() for c in self.context)
-            )
-            answers.append(y.clone() if ok is None else y.masked_fill(~ok[:, None], math.nan))
+            # Not by way of the evaluator, which might cut the batch.
+            answers.append(self.layer._function(point.clone(), *(c.clone() for c in self.context)).clone())
         return torch.stack(answers, 1).view(*points.shape[:-1], -1)
 
 

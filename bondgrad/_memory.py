@@ -5,6 +5,7 @@ Only forward passes move a stream on. Perturbed evaluations start from what was 
 """
 
 import contextlib
+import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from bondgrad._function import Form, RowFunction
+from bondgrad._function import Form, RowFunction, keeper
 from bondgrad.errors import BoxError
 
 Leaves = tuple[Tensor, ...]  # of a state, [N, ...] each
@@ -66,17 +67,22 @@ class Carried(Memory):
         leaves = self.initial if now is None else now
         for leaf in leaves:
             if leaf.shape[0] not in ((1, rows) if now is None else (rows,)):
-                raise BoxError(
-                    f"this box remembers {leaf.shape[0]} rows, but was given {rows}: its batches must be of one size "
-                    "(drop_last=True), or box.reset() must be called where a new stream begins"
+                advice = (
+                    "state must be for that many rows, or for one"
+                    if now is None
+                    else (
+                        "its batches must be of one size (drop_last=True), or box.reset() must be called where a new "
+                        "stream begins"
+                    )
                 )
+                raise BoxError(f"this box remembers {leaf.shape[0]} rows, but was given {rows}: {advice}")
         return tuple(leaf.to(device).expand(rows, *leaf.shape[1:]).clone() for leaf in leaves)
 
     def advance(self, after: Leaves, training: bool) -> None:
         """See `Memory.advance`. In place where possible, since a captured graph may use these very tensors."""
         now = self._now[training]
-        if now is None or [(t.shape, t.dtype, t.device) for t in now] != [(t.shape, t.dtype, t.device) for t in after]:
-            self._now[training] = tuple(leaf.clone() for leaf in after)
+        if now is None or list(map(_kind, now)) != list(map(_kind, after)):
+            self._now[training] = _copied(after)
         else:
             for old, new in zip(now, after, strict=True):
                 old.copy_(new)
@@ -92,17 +98,26 @@ class Carried(Memory):
 
     def get_extra_state(self) -> dict[str, Leaves | None]:
         """For `state_dict`."""
-        return {"train": self._now[True], "eval": self._now[False]}
+        return {"train": _copied(self._now[True]), "eval": _copied(self._now[False])}
 
     def set_extra_state(self, state: dict[str, Leaves | None]) -> None:
         """The counterpart of `get_extra_state`."""
-        self._now = {True: state["train"], False: state["eval"]}
+        for leaves in state.values():
+            if leaves is not None and len(leaves) != len(self.initial):
+                raise ValueError(f"a state of {len(leaves)} tensors does not fit a box with {len(self.initial)}")
+        self._now = {True: _copied(state["train"]), False: _copied(state["eval"])}
+
+    def places(self, training: bool) -> tuple[int, ...] | None:
+        """Where in memory the state lies that a captured graph works with; None: it has to be made first."""
+        now = self._now[training]
+        return None if now is None else tuple(leaf.data_ptr() for leaf in now)
 
 
 class Snapshots(Memory):
     """A box that keeps its state to itself: fn.snapshot() gives it away, fn.restore(snapshot) brings it back.
 
-    Such a box is called with all rows of a batch and nothing else, since what it remembers may be about those rows.
+    Such a box is called with all rows of a batch and nothing else, since what it remembers may be about those rows. A
+    snapshot is restored many times, so the box must leave it as it is.
     """
 
     def __init__(self, fn: Any) -> None:  # noqa: ANN401
@@ -130,6 +145,10 @@ class Snapshots(Memory):
         self._box[0].restore(self._other if training else self.initial)
         self._training, self._other = training, now
 
+    def belongs_to(self, box: object) -> bool:
+        """Whether this is the memory of that box."""
+        return self._box[0] is box
+
     def restore(self, before: Any) -> None:  # noqa: ANN401
         """Remember what was remembered then."""
         self._box[0].restore(before)
@@ -156,12 +175,30 @@ class Snapshots(Memory):
         self._box[0].restore(self.initial if now is None else now)
 
 
+def _copied(leaves: Leaves | None) -> Leaves | None:
+    return None if leaves is None else tuple(leaf.clone() for leaf in leaves)
+
+
+def _kind(t: Tensor) -> tuple[object, ...]:
+    """What must be alike in two tensors, for one to be written into the other."""
+    return t.shape, t.dtype, t.device, t.is_inference() and not torch.is_inference_mode_enabled()
+
+
+# Layers around one and the same box share its memory.
+_shared: "weakref.WeakValueDictionary[int, Snapshots]" = weakref.WeakValueDictionary()
+
+
 def find_memory(fn: Callable[..., Any], state: object) -> Memory | None:
     """The kind that a box has, if any."""
-    own = callable(getattr(fn, "snapshot", None)) and callable(getattr(fn, "restore", None))
-    if own and state is not None:
+    owner = keeper(fn)
+    if owner is None:
+        return None if state is None else Carried(state)
+    if state is not None:
         raise ValueError("fn has snapshot() and restore(), so it keeps its own state: leave out state")
-    return Snapshots(fn) if own else None if state is None else Carried(state)
+    memory = _shared.get(id(owner))
+    if memory is None or not memory.belongs_to(owner):
+        memory = _shared[id(owner)] = Snapshots(owner)
+    return memory
 
 
 class Recorder:
@@ -174,7 +211,7 @@ class Recorder:
     def __call__(self, points: Tensor, *rows: Tensor) -> Tensor:
         """See `RowFunction.__call__`."""
         y, after = self.function.advance(points, *rows)
-        self._after.append(after)
+        self._after.append(tuple(leaf.clone() for leaf in after))  # a box may answer in the same memory each time
         return y
 
     def take(self, rows: int) -> Leaves:

@@ -118,6 +118,7 @@ class BlackBox(nn.Module):
         found = resolve(structure, fn)
         self.findings = Findings(found, seed) if isinstance(found, Unknown) else None
         self._structure = found if isinstance(found, Structure) else None
+        self._told = structure is not None  # and not by the box itself
         self.structure.check(self.in_features, width)
         self.memory = find_memory(fn, state)
         time_features = self.in_features if self.structure.in_time else None
@@ -217,12 +218,14 @@ class BlackBox(nn.Module):
         """Whether the next training step has to run as Python, since a captured one would miss something.
 
         So it is before the function is known, where it or the layer looks at values (numpy, `on_failure="raise"`, a
-        look at the structure), while several processes exchange what they learn, and in eval mode, which always draws
-        the same random numbers.
+        look at the structure), where the function keeps a state to itself, while several processes exchange what they
+        learn, and in eval mode, which always draws the same random numbers.
         """
         function = self._function
         known = function.out_features is not None and function.interfaces == ("torch",)
-        looking = self.findings is not None and self.findings.due()
+        memory = self.memory
+        remembering = memory is not None and (not isinstance(memory, Carried) or memory.places(self.training) is None)
+        looking = remembering or (self.findings is not None and self.findings.due())
         exchanging = self.policy_state.ranks.last is not None
         return not known or looking or exchanging or not self.training or self.on_failure == "raise"
 
@@ -234,13 +237,15 @@ class BlackBox(nn.Module):
         """
         own = (self._function, self.training, self.noise, self.full_precision, self.limits, self._function.rounding)
         parts = (self.policy, self.estimator, self.structure, self.evaluator, self.evaluator.version)
-        return (*own, *parts, *self.policy_state.random.generators("cuda"))
+        memory = self.memory.places(self.training) if isinstance(self.memory, Carried) else None
+        return (*own, *parts, memory, *self.policy_state.random.generators("cuda"))
 
     def reset(self) -> None:
         """Let a box with memory forget what it has seen: a new stream begins. In eval mode, that for evaluation."""
         if self.memory is None:
             raise BoxError("this BlackBox has no memory to reset: give state=, or an fn with snapshot() and restore()")
         self.memory.reset(self.training)
+        self._answers.clear()
 
     # ---- seeing what it does
 
@@ -290,10 +295,26 @@ class BlackBox(nn.Module):
         """As usual, except that another `fn` takes the place of the box."""
         if name == "fn":
             arguments.check_callable(value)
-            self._modules.pop("fn", None)  # a function may take the place of a module
             value = freeze(value) if isinstance(value, nn.Module) else value
             self._function = self._function.replaced(value)
+            if hasattr(self, "fn"):
+                self._replace_box(value)
+            self._modules.pop("fn", None)  # a function may take the place of a module
         super().__setattr__(name, value)
+
+    def _replace_box(self, fn: Callable[..., Any]) -> None:
+        """What was known of another box does not hold any more."""
+        if not isinstance(self.memory, Carried):
+            self.memory = find_memory(fn, None)
+        self._answers.clear()
+        if self.findings is not None:
+            self.findings.forget()
+        elif not self._told:
+            found = resolve(None, fn)
+            if isinstance(found, Unknown) or found.in_time != self.structure.in_time:
+                raise ValueError(f"the new box has {getattr(fn, 'structure', None)}, which needs a BlackBox of its own")
+            found.check(self.in_features, self.out_features)
+            self._structure = found
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """After a copy or unpickling, which is another layer."""

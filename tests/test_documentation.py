@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-README, PYTORCH = (
+README, PYTORCH, STRUCTURE = (
     re.findall(r"```python\n(.*?)```", (ROOT / path).read_text(), re.DOTALL)
-    for path in ("README.md", "docs/pytorch.md")
+    for path in ("README.md", "docs/pytorch.md", "docs/structure.md")
 )
 
 
 def test_the_code_in_the_documents_runs():
-    assert (len(README), len(PYTORCH)) == (2, 2)
+    assert (len(README), len(PYTORCH), len(STRUCTURE)) == (2, 2, 4)
     names = {}
-    for block in README + PYTORCH:  # one after the other, as a reader would
+    for block in README + PYTORCH + STRUCTURE:  # one after the other, as a reader would
         exec(block, names)  # noqa: S102
     assert names["read_in"].weight.grad.abs().max() > 0
     assert names["box"].policy is not None
@@ -30,7 +30,7 @@ def test_the_figures_are_those_of_the_results():
 @pytest.mark.parametrize("path", sorted(ROOT.glob("examples/*.py")), ids=lambda path: path.stem)
 def test_examples(path):
     done = subprocess.run([sys.executable, "-W", "error", path], check=True, capture_output=True, text=True)
-    first, *_, last = (float(n) for n in re.findall(r"(?:loss|misses by) ([\d.]+)", done.stdout))
+    first, *_, last = (float(n) for n in re.findall(r"(?:loss|error|misses by) ([\d.]+)", done.stdout))
     assert last < first / 3  # each of them learns
 
 

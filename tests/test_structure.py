@@ -2,6 +2,8 @@
 
 import copy
 
+import matplotlib
+import matplotlib.pyplot as plt
 import networkx
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from torch import nn
 from bondgrad import BlackBox, BoxError, Central, Forward, Simultaneous
 from bondgrad.evaluators import Local
 from bondgrad.policies import Bond, Fixed, Gaussian, Optimal
-from bondgrad.structure import Blocks, Pattern, colour, lower_bound
+from bondgrad.structure import Blocks, Pattern, Sequence, colour, lower_bound, plot
 from bondgrad.testing.boxes import Sparse
 from tests.helpers import close, gradient, on_each_device, same_state
 
@@ -262,3 +264,44 @@ def test_one_side_that_fails_leaves_the_other():
     forward = ((x + 0.1).sqrt() - x.sqrt()) / 0.1
     central = ((x + 0.1).sqrt() - (x - 0.1).sqrt()) / 0.2
     assert torch.allclose(g, torch.where(x < 0.1, forward, central), atol=1e-4)
+
+
+@pytest.mark.parametrize("estimator", ["central", "forward", "simultaneous"])
+@pytest.mark.parametrize("max_rows", [None, 3])
+def test_answers_with_more_digits_than_x(estimator, max_rows):
+    pattern = PATTERNS["random"]
+
+    def fn(x: np.ndarray):
+        return Sparse(pattern)(torch.from_numpy(x).double()).numpy()
+
+    x, gy = torch.randn(6, 15), torch.randn(6, 10)
+    settings = {"policy": Fixed(1e-3), "estimator": estimator, "structure": pattern, "seed": 0}
+    g = gradient(BlackBox(fn, 15, evaluator=Local(max_rows=max_rows), **settings), x, gy)
+    assert g.dtype == torch.float32
+    if estimator != "simultaneous":
+        assert close(g, Sparse(pattern).vjp(x, gy), 2e-3)
+
+
+# ---- the picture
+
+
+@pytest.mark.parametrize(
+    ("structure", "title"),
+    [
+        (PATTERNS["grid"], "5 groups for 16 inputs (at least 5)"),
+        (Blocks(4, 2), "4 groups for 16 inputs (at least 4)"),
+        ("dense", "16 groups for 16 inputs (at least 16)"),
+        (Sequence(2), "32 groups for 80 inputs (at least 32)"),
+    ],
+)
+def test_plot(structure, title):
+    matplotlib.use("Agg")
+    layer = BlackBox(torch.sin, 16, 8 if isinstance(structure, Blocks) else 16, structure=structure)
+    ax = plot(layer, time=5)
+    assert ax.get_title() == title
+    plt.close(ax.figure)
+
+
+def test_what_cannot_be_drawn():
+    with pytest.raises(ValueError, match="call it once"):
+        plot(BlackBox(torch.sin, 3))

@@ -25,7 +25,8 @@ def column_vjp(site: Site, evaluate: Evaluate, max_rows: int, signs: Sequence[in
             g[rows, which] = _slopes(near, evaluate, [end[rows, which] for end in ends], rows, which)
         else:
             part = site.groups.part(which, x.device)
-            g[rows, part.inputs] = _grouped_slopes(near, evaluate, [end[rows] for end in ends], rows, part)
+            slopes = _grouped_slopes(near, evaluate, [end[rows] for end in ends], rows, part)
+            g[rows, part.inputs] = slopes.to(g.dtype)  # a box may answer in more digits than x has
     return g
 
 

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from bondgrad._arguments import positive_int
 from bondgrad.estimators._estimator import Estimator, Evaluate, Site, change, chunks, clamped, difference, span
+from bondgrad.structure import Groups
 
 
 class Simultaneous(Estimator):
@@ -43,24 +44,45 @@ class Simultaneous(Estimator):
         """See `Estimator.vjp`."""
         x = site.x
         batch, d = x.shape
-        alone = None if site.groups is None else site.groups.part(slice(0, 1), x.device)
-        c = x.new_empty(batch, self.n, 1 if alone is None else d)
+        c = x.new_empty(batch, self.n, 1 if site.groups is None else d)
         s = x.new_empty(batch, self.n, d)
         for rows, part in chunks(batch, self.n, 2, max_rows, site.whole):
             here = x[rows].unsqueeze(1)  # [b, 1, d]
             delta = site.delta[part, rows].transpose(0, 1)  # [b, j, d]
             ends = tuple(clamped(end, site.low, site.high) for end in (here + delta, here - delta))
             y, ok = evaluate(torch.stack(ends, 2), rows)  # [b, j, 2, d_out], [b, j, 2]
+            heard = None if ok is None else ok.unsqueeze(2)  # [b, j, 1, 2]
             base, gy = site.y[rows], site.gy[rows]
-            if alone is None:
-                c[rows, part, 0] = change(y, ok, base, gy)
+            if site.groups is None:
+                c[rows, part, 0] = change(y, ok, base, gy).to(c.dtype)
+            elif ok is None:
+                c[rows, part] = site.groups.total(difference(y, None, base).mul_(gy.unsqueeze(1))).to(c.dtype)
             else:
-                moved = difference(y, None if ok is None else ok.unsqueeze(3), base).mul_(gy.unsqueeze(1))
-                c[rows, part] = alone.total(moved.flatten(0, 1).unsqueeze(1)).view(moved.shape[0], -1, d)
-            s[rows, part] = span(ends, None if ok is None else ok.unsqueeze(2), here)
+                sides, heard = _by_input(y, base, gy, site.groups)
+                c[rows, part] = (sides[..., 0] - sides[..., 1]).to(c.dtype)
+            s[rows, part] = span(ends, heard, here)
         if self.n == 1:
             return c[:, 0] / s[:, 0]
         lost = ~torch.isfinite(c)  # a direction of which nothing is known
         c, s = c.masked_fill(lost, 0), s.masked_fill(lost, 0)
         weight = s / s.abs().amax(1, keepdim=True)  # relative to the largest, lest the squares underflow
         return (c * weight).sum(1) / (s * weight).sum(1)
+
+
+def _by_input(y: Tensor, base: Tensor, gy: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
+    """The change of the loss on either side that the outputs of each input tell of, where some outputs failed.
+
+    Args:
+        y: [b, j, 2, d_out] the box at both ends of j moves.
+        base: [b, d_out] the box at x.
+        gy: [b, d_out].
+        groups: Which outputs depend on which inputs.
+
+    Returns:
+        [b, j, d, 2] the changes, zero where an output failed, and whether none did.
+    """
+    finite = torch.isfinite(y)
+    moved = torch.where(finite, y - base[:, None, None], 0) * gy[:, None, None]
+    heard = groups.total((~finite).to(y.dtype)) == 0  # [b, j, 2, d]
+    sides = torch.where(heard, groups.total(moved), 0)
+    return sides.transpose(2, 3), heard.transpose(2, 3)

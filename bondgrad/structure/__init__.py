@@ -4,6 +4,7 @@ from bondgrad.structure._colouring import colour, lower_bound
 from bondgrad.structure._detect import Detection, detect
 from bondgrad.structure._findings import Findings, Unknown
 from bondgrad.structure._groups import Groups, Part
+from bondgrad.structure._plot import plot
 from bondgrad.structure._resolve import resolve
 from bondgrad.structure._scene import Scene
 from bondgrad.structure._sequence import Sequence
@@ -24,5 +25,6 @@ __all__ = [
     "colour",
     "detect",
     "lower_bound",
+    "plot",
     "resolve",
 ]

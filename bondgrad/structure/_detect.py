@@ -1,28 +1,27 @@
 """Finding out which outputs depend on which inputs, by moving them."""
 
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bondgrad import _arguments as arguments
 from bondgrad._function import RowFunction
 from bondgrad.evaluators import Evaluator, Local
 from bondgrad.structure._colouring import colour, lower_bound
-from bondgrad.structure._scene import Scene
+from bondgrad.structure._scene import Scene, between, deviation
 
 POINTS = 8  # rows at which every input is moved in one round
 ROUNDS = 4  # at most
 UNSEEN = 1e-3  # of the dependencies may be missed, by estimate, before another round
 FRACTIONS = (1, 1 / 2, 1 / 4, 1 / 64)  # of the way to the farthest value that the batch has of that input
 REPEATS = 16  # of a row, to see the noise
-ROUNDING = 8  # units of rounding that an output may change by for no reason
 SCREEN = 4.0  # standard deviations from which a change is looked at again
-CERTAIN = 6.0  # of a change that is believed, if not too many are looked at
-SURE = 8.0  # of a change that is believed however many are looked at
-AGAIN = 4  # times
+CERTAIN = 6.0  # and of one that is believed
+AGAIN = 8  # times
 FALSE_ALARM = 0.01
 MISS = 0.01
 SQRT2 = math.sqrt(2)  # a change has twice the variance of an output
@@ -66,16 +65,17 @@ def detect(
     """Find out which outputs of a box depend on which inputs.
 
     Every input is moved by itself, at eight rows of x and over four distances, the longest to the farthest value that
-    x has of this input: no input ever leaves the range that x spans. What changes by more than noise and rounding do is
-    a dependency. The noise is measured first, by asking the same rows repeatedly; a noisy box is then asked in pairs,
-    moved and not moved next to each other, so that drift does no harm, and about doubtful cases again. If so many
-    dependencies showed at a single row that more must be hidden, there is another round, up to four.
+    x has of this input. (An input that is nearly the same in all rows goes as far as BOND itself would.) What changes
+    by more than noise and rounding do is a dependency. The noise is measured first, by asking the same rows repeatedly;
+    a noisy box is then asked in pairs, moved and not moved next to each other, so that drift does no harm, and again
+    about what did not show at two rows. If so many dependencies showed at a single row that more must be hidden, there
+    is another round, up to four.
 
     A dependency that shows at none of these rows is missed. One that is reported but is none costs evaluations later,
     never correctness.
 
     Args:
-        fn: The box, [N, d] -> [N, d_out], in torch or in numpy.
+        fn: The box, [N, d] -> [N, d_out], in torch or in numpy. A module is put into eval mode for the time being.
         x: [N, d] typical rows; more than eight are better, for the ranges.
         context: Further inputs of fn, one entry per row.
         limits: (low, high): no point outside is evaluated.
@@ -97,76 +97,100 @@ def detect(
     def evaluate(points: Tensor, which: Tensor) -> Tensor:
         shape = points.shape[:-1]
         nearby = tuple(c[which].repeat_interleave(shape[1:].numel(), 0) for c in contexts)
-        return at.evaluate(function, points.reshape(-1, points.shape[-1]), nearby)[0].view(*shape, -1)
+        return at.evaluate(function, points.view(-1, points.shape[-1]), nearby)[0].view(*shape, -1)
 
-    with torch.no_grad():
+    with torch.no_grad(), _in_eval_mode(fn):
         y = at.run(lambda: at.evaluate(function, rows.clone(), tuple(c.clone() for c in contexts))[0].clone())
         low, high = (None, None) if bounds is None else bounds.like(rows)
         row_bytes = rows[0].nbytes + y[0].nbytes + sum(c[0].nbytes for c in contexts)
-        rounding = max(torch.finfo(rows.dtype).eps, function.rounding)
-        generator = torch.Generator("cpu").manual_seed(seed)
+        eps = torch.finfo(rows.dtype).eps
+        rounding = function.rounding or eps
 
         def work() -> tuple[Tensor, Tensor, float]:
             most = at.portion(row_bytes, 2 * POINTS * rows.shape[1], rows.device)
-            scene = Scene(rows, y, evaluate, most, rounding, rounding, low, high)
-            return find_dependencies(scene, generator)
+            scene = Scene(rows, y, evaluate, most, max(eps, rounding), rounding, low, high)
+            return find_dependencies(scene, torch.Generator("cpu").manual_seed(seed))
 
         depends, noise, unseen = at.run(work)
     return Detection(depends.cpu(), noise.cpu(), function.evaluations, function.calls, unseen=unseen)
 
 
+@contextlib.contextmanager
+def _in_eval_mode(fn: object) -> Iterator[None]:
+    modules = [module for module in fn.modules() if module.training] if isinstance(fn, nn.Module) else []
+    for module in modules:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.training = True
+
+
 def find_dependencies(scene: Scene, generator: torch.Generator) -> tuple[Tensor, Tensor, float]:
     """Which outputs depend on which inputs [d_out, d]; the noise of the outputs [d_out]; `Detection.unseen`."""
-    measured = measure_noise(scene, scene.choose(POINTS, generator))
-    noise = torch.maximum(measured, rounding_noise(scene))
-    paired = bool((measured > 0).any())
     seen: Responses | None = None
+    paired = False
     for _ in range(ROUNDS):
         rows = scene.choose(POINTS, generator)
+        noise, steady = measure_noise(scene, rows)
+        paired |= not steady
         fractions = scene.x.new_tensor(FRACTIONS)[torch.arange(len(rows), device=scene.x.device) % len(FRACTIONS)]
-        more = responses(scene, rows, scene.far(rows) * fractions[:, None], noise, paired)
+        points = between(scene.x[rows], scene.far(rows), fractions[:, None])
+        more = responses(scene, rows, points, noise, paired)
         seen = more if seen is None else seen.joined(more)
         unseen = seen.hidden()
         if unseen <= UNSEEN * float((seen.times > 0).sum()):
             break
     assert seen is not None
     depends = seen.largest > SCREEN
-    doubtful = depends & (seen.largest < SURE)
+    doubtful = depends & (seen.times < 2)
     if paired and bool(doubtful.any()):
-        depends = (depends & ~doubtful) | confirmed(scene, seen, noise, doubtful)
-    return depends, noise, unseen
+        depends = (depends & ~doubtful) | confirmed(scene, seen, doubtful)
+    # Where every comparison failed nothing is known, so that anything may depend on it.
+    answers = torch.isfinite(scene.y).any(0)
+    depends |= (seen.heard == 0) & answers[:, None]
+    pooled = seen.noise.square().mean(0).sqrt()
+    return depends, pooled, unseen
 
 
-def measure_noise(scene: Scene, rows: Tensor) -> Tensor:
-    """Standard deviation [d_out] of the outputs when rows [r] are asked again and again."""
-    x = scene.x[rows]
-    y = scene.evaluate(x[:, None, None].expand(-1, REPEATS, 1, -1).contiguous(), rows).squeeze(2)  # [r, REPEATS, d_out]
-    # Between one time and the next, which slow drift does not change.
-    return y.diff(dim=1).square().nan_to_num(0, 0, 0).mean((0, 1)).div(2).sqrt()
+def measure_noise(scene: Scene, rows: Tensor) -> tuple[Tensor, bool]:
+    """Standard deviation [r, d_out] of the outputs when rows [r] are asked again and again.
 
-
-def rounding_noise(scene: Scene) -> Tensor:
-    """What rounding may change in the outputs, [d_out]."""
-    return scene.y.abs().nan_to_num(0, 0, 0).amax(0) * (ROUNDING * scene.rounding)
+    Also returns whether there is none to speak of: if the answers are also those of the forward pass.
+    """
+    x, y = scene.x[rows], scene.y[rows]
+    repeats = scene.ask(x[:, None, None].expand(-1, REPEATS, 1, -1), rows).squeeze(2)  # [r, REPEATS, d_out]
+    # Between one time and the next, which slow drift does not change. Some rows may be noisier than others.
+    own = deviation(repeats.diff(dim=1), (1,))  # [r, d_out]
+    pooled = own.square().mean(0).sqrt()
+    rounding = scene.rounding_noise()(y, y)
+    # Where rows stand in a batch may change their last digits, and that is all that may change.
+    steady = not bool(((repeats - y[:, None]).abs().nan_to_num(0) > SCREEN * rounding[:, None]).any())
+    return torch.maximum(torch.maximum(own, pooled), rounding), steady
 
 
 class Responses(NamedTuple):
     """How the outputs changed when inputs were moved one by one, at r rows."""
 
     rows: Tensor  # [r] which of the batch
-    way: Tensor  # [r, d] how far they were moved
+    points: Tensor  # [r, d] where their inputs were moved to
+    noise: Tensor  # [r, d_out] standard deviation of the outputs there
     largest: Tensor  # [d_out, d] change, in standard deviations
     where: Tensor  # [d_out, d] of r, the row of the largest change
     times: Tensor  # [d_out, d] rows at which there certainly was one
+    heard: Tensor  # [d_out, d] rows at which both answers came
 
     def joined(self, more: "Responses") -> "Responses":
         """Both together."""
         return Responses(
             torch.cat((self.rows, more.rows)),
-            torch.cat((self.way, more.way)),
+            torch.cat((self.points, more.points)),
+            torch.cat((self.noise, more.noise)),
             torch.maximum(self.largest, more.largest),
             torch.where(more.largest > self.largest, more.where + len(self.rows), self.where),
             self.times + more.times,
+            self.heard + more.heard,
         )
 
     def hidden(self) -> float:
@@ -175,54 +199,64 @@ class Responses(NamedTuple):
         return once * (once - 1) / (2 * (twice + 1))
 
 
-def responses(scene: Scene, rows: Tensor, way: Tensor, noise: Tensor, paired: bool) -> Responses:
+def responses(scene: Scene, rows: Tensor, points: Tensor, noise: Tensor, paired: bool) -> Responses:
     """Move inputs by themselves, and see how the outputs change.
 
     Args:
         scene: The box.
         rows: [r] which rows are moved.
-        way: [r, d] how far.
-        noise: [d_out] standard deviation of the outputs.
+        points: [r, d] where each input is moved to.
+        noise: [r, d_out] standard deviation of the outputs.
         paired: Whether to ask about the row itself beside every moved one, or to believe `scene.y`.
     """
     x, base = scene.x[rows], scene.y[rows]
     (r, d), d_out = x.shape, base.shape[1]
-    largest = x.new_zeros(d_out, d)
-    where = torch.zeros(d_out, d, dtype=torch.long, device=x.device)
-    times = torch.zeros_like(where)
+    largest = torch.zeros(d_out, d, dtype=base.dtype, device=x.device)
+    where, times, heard = (torch.zeros(d_out, d, dtype=torch.long, device=x.device) for _ in range(3))
+    rounding = scene.rounding_noise()
     ends = 2 if paired else 1
     at_once = max(1, scene.most // (r * ends))
     for first in range(0, d, at_once):
         inputs = slice(first, min(d, first + at_once))
         count = inputs.stop - first
-        points = x[:, None, None].expand(r, count, ends, d).clone(memory_format=torch.contiguous_format)
-        points[:, :, 0].diagonal(first, 1, 2).add_(way[:, inputs])
-        y = scene.evaluate(points, rows)  # [r, count, ends, d_out]
-        change = (y[:, :, 0] - (y[:, :, 1] if paired else base[:, None])).abs_() / (SQRT2 * noise)
-        # Nothing is known from an evaluation that failed; 0/0 is an output that is always zero.
-        change.nan_to_num_(0, math.inf, 0)
+        moved = x[:, None, None].expand(r, count, ends, d).clone(memory_format=torch.contiguous_format)
+        moved[:, :, 0].diagonal(first, 1, 2).copy_(points[:, inputs])
+        y = scene.ask(moved, rows)  # [r, count, ends, d_out]
+        y0, y1 = y[:, :, 0], y[:, :, 1] if paired else base[:, None]
+        change = (y0 - y1).abs() / (SQRT2 * torch.maximum(noise[:, None], rounding(y0, y1)))
+        heard[:, inputs] = torch.isfinite(y0 - y1).sum(0).T
+        change.nan_to_num_(0, math.inf, 0)  # 0/0 is an output that is always zero
         largest[:, inputs], where[:, inputs] = (t.T for t in change.max(0))
         times[:, inputs] = (change > CERTAIN).sum(0).T
-    return Responses(rows, way, largest, where, times)
+    return Responses(rows, points, noise, largest, where, times, heard)
 
 
-def confirmed(scene: Scene, seen: Responses, noise: Tensor, doubtful: Tensor) -> Tensor:
+def confirmed(scene: Scene, seen: Responses, doubtful: Tensor) -> Tensor:
     """Which of the doubtful dependencies [d_out, d] are seen again, at the row where each was seen best."""
     o, i = doubtful.nonzero().unbind(1)
     d = doubtful.shape[1]
     moves, which = torch.unique(seen.where[o, i] * d + i, return_inverse=True)  # [k] rows and inputs; [doubtful] which
     at, moved = moves // d, moves % d
     threshold = _quantile(1 - FALSE_ALARM / (2 * len(o)))
-    again = []
-    at_once = max(1, scene.most // (2 * AGAIN))
+    strength = []
+    if scene.whole:  # all rows are moved to ask about one
+        at_once, everywhere = 1, torch.arange(len(seen.rows), device=o.device)
+    else:
+        at_once, everywhere = max(1, scene.most // (2 * AGAIN)), None
     for first in range(0, len(moves), at_once):
-        r, j = at[first : first + at_once], moved[first : first + at_once]
+        part = slice(first, first + at_once)
+        r = at[part] if everywhere is None else everywhere
+        j = moved[part].expand(len(r))
         points = scene.x[seen.rows[r]][:, None, None].expand(-1, AGAIN, 2, -1).clone()
-        points[torch.arange(len(r)), :, 0, j] += seen.way[r, j, None]
-        y = scene.evaluate(points, seen.rows[r])  # [k, AGAIN, 2, d_out]
-        again.append((y[:, :, 0] - y[:, :, 1]).nanmean(1).abs() * math.sqrt(AGAIN) / (SQRT2 * noise))
+        points[torch.arange(len(r), device=r.device), :, 0, j] = seen.points[r, j, None]
+        y = scene.ask(points, seen.rows[r])  # [k, AGAIN, 2, d_out]
+        change = y[:, :, 0] - y[:, :, 1]
+        # Of an output that now and then jumps, the noise may show here only.
+        noise = torch.maximum(seen.noise[r], change.std(1).nan_to_num(0) / SQRT2)
+        again = change.nanmean(1).abs() * math.sqrt(AGAIN) / (SQRT2 * noise)
+        strength.append(again if everywhere is None else again[at[part]])
     result = torch.zeros_like(doubtful)
-    result[o, i] = torch.cat(again)[which, o] > threshold
+    result[o, i] = torch.cat(strength)[which, o] > threshold
     return result
 
 

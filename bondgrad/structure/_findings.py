@@ -1,5 +1,6 @@
 """What a layer finds out about the structure of its box, and how often it looks."""
 
+import math
 import warnings
 from abc import ABC, abstractmethod
 from typing import Any
@@ -13,7 +14,7 @@ from bondgrad.structure._memory_length import memory_length
 from bondgrad.structure._scene import Scene
 from bondgrad.structure._sequence import Sequence
 from bondgrad.structure._structure import Dense, Pattern, Structure
-from bondgrad.structure._watch import CHECKS, missed
+from bondgrad.structure._watch import PRICE, missed
 
 SHARE = 0.01  # of the evaluations of training that looking again may cost
 Known = dict[str, Any]  # numbers and tensors
@@ -27,8 +28,8 @@ class Unknown(ABC):
         """What follows from what is known; None: nothing is, and the structure must be right for any box."""
 
     @abstractmethod
-    def look(self, known: Known | None, scene: Scene, generator: torch.Generator) -> Known:
-        """Ask the box: thoroughly, if nothing is known, else to see whether it still holds."""
+    def look(self, known: Known | None, scene: Scene, generator: torch.Generator) -> Known | None:
+        """Ask the box: thoroughly, if nothing is known, else to see whether it still holds. None: nothing was seen."""
 
 
 class AutoPattern(Unknown):
@@ -38,23 +39,35 @@ class AutoPattern(Unknown):
         """See `Unknown.structure`."""
         return Dense() if known is None else Pattern(known["depends"])
 
-    def look(self, known: Known | None, scene: Scene, generator: torch.Generator) -> Known:
+    def look(self, known: Known | None, scene: Scene, generator: torch.Generator) -> Known | None:
         """See `Unknown.look`."""
         if known is None:
-            depends, noise, _ = find_dependencies(scene, generator)
-            return {"depends": depends.cpu(), "noise": noise.cpu()}
-        depends, noise = known["depends"].to(scene.x.device), known["noise"].to(scene.x.device)
-        more = missed(depends, noise, scene, generator)
+            depends = find_dependencies(scene, generator)[0].cpu()
+            _warn_of_idle_inputs(depends)
+            return {"depends": depends}
+        depends = known["depends"].to(scene.x.device)
+        more = missed(depends, scene, generator)
         if more is None or not bool(more.any()):
             return known
         outputs = more.any(1).nonzero().squeeze(1).tolist()
         warnings.warn(
             f"a BlackBox with structure='auto' found {int(more.sum())} dependencies that its pattern did not have, of "
             f"the outputs {', '.join(map(str, outputs[:8]))}{', ...' * (len(outputs) > 8)}. They were added, and "
-            "training goes on; gradients since they appeared were wrong in these outputs.",
+            "training goes on; gradients since they appeared may have been wrong.",
             stacklevel=2,
         )
-        return known | {"depends": (depends | more).cpu()}
+        return {"depends": (depends | more).cpu()}
+
+
+def _warn_of_idle_inputs(depends: Tensor) -> None:
+    idle = (~depends.any(0)).nonzero().squeeze(1).tolist()
+    if idle:
+        warnings.warn(
+            f"a BlackBox with structure='auto' saw no output react to the inputs {', '.join(map(str, idle[:8]))}"
+            f"{', ...' * (len(idle) > 8)}: they get no gradient until one does. If they should, give structure= or "
+            "structure='dense'.",
+            stacklevel=2,
+        )
 
 
 class AutoHorizon(Unknown):
@@ -64,12 +77,18 @@ class AutoHorizon(Unknown):
         """See `Unknown.structure`."""
         return Sequence(None if known is None else known["horizon"])
 
-    def look(self, known: Known | None, scene: Scene, generator: torch.Generator) -> Known:
-        """See `Unknown.look`."""
-        horizon = memory_length(scene, generator)
-        # A little less is not worth the change: others see the noise of the measurement.
-        keep = known is not None and 0.75 * known["horizon"] <= horizon <= known["horizon"]
-        return known if keep and known is not None else {"horizon": horizon}
+    def look(self, known: Known | None, scene: Scene, generator: torch.Generator) -> Known | None:
+        """See `Unknown.look`. A horizon of None stands for a box that did not forget within its sequences."""
+        horizon, time = memory_length(scene, generator), scene.x.shape[1] // scene.features
+        if known is None:
+            return None if horizon == 0 else {"horizon": None if horizon == time else horizon}
+        last = known["horizon"]
+        if horizon == 0 or (last is not None and time <= last):  # too short to say anything
+            return known
+        if horizon == time:
+            return known if last is None else {"horizon": None}
+        # A little less is not worth the change.
+        return known if last is not None and 0.75 * last <= horizon <= last else {"horizon": horizon}
 
 
 class Findings(nn.Module):
@@ -80,7 +99,7 @@ class Findings(nn.Module):
         self.unknown = unknown
         self.known: Known | None = None
         self.credit = 0  # evaluations of training since the last look
-        self.price = 2 * CHECKS  # evaluations that the last look cost, or so
+        self.price = PRICE  # evaluations that a look costs which finds nothing new
         self.structure = unknown.structure(None)
         self.random = Generators(seed)
 
@@ -99,14 +118,17 @@ class Findings(nn.Module):
             asked += points.shape[:-1].numel()
             return scene.evaluate(points, rows)
 
-        first = self.known is None
         known = self.unknown.look(self.known, scene._replace(evaluate=evaluate), generator)
         self.random.join(cpu, generator)
-        if known is not self.known:
+        if known is self.known:
+            self.credit, self.price = 0, asked
+        else:  # and more may have changed, so the next look comes soon
+            self.credit = 0 if self.known is None else math.ceil(self.price / SHARE)
             self.known, self.structure = known, self.unknown.structure(known)
-        self.credit = 0
-        if not first:
-            self.price = asked
+
+    def forget(self) -> None:
+        """It is another box."""
+        self.known, self.credit, self.price, self.structure = None, 0, PRICE, self.unknown.structure(None)
 
     def get_extra_state(self) -> dict[str, Any]:
         """For `state_dict`."""

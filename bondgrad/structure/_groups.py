@@ -21,7 +21,7 @@ class Groups:
     def __init__(self, colour: Tensor, depends: Tensor, cell: int = 1) -> None:
         self.colour, self.depends, self.cell = colour, depends, cell
         self.count = int(colour.max()) + 1
-        self._together: Groups | None = None
+        self._matrices: dict[tuple[torch.dtype, torch.device], Tensor] = {}
         self._parts: dict[tuple[int, int, torch.device], Part] = {}
 
     def part(self, groups: slice, device: torch.device) -> "Part":
@@ -31,11 +31,13 @@ class Groups:
             self._parts[key] = self._make(groups.start, groups.stop, device)
         return self._parts[key]
 
-    def together(self) -> "Groups":
-        """The same outputs for every input, but all inputs in one group."""
-        if self._together is None:
-            self._together = Groups(self.colour.clamp(max=0), self.depends, self.cell)
-        return self._together
+    def total(self, products: Tensor) -> Tensor:
+        """Add up, for every input, what the outputs say that depend on it: [..., d_out] -> [..., d]."""
+        key = products.dtype, products.device
+        if key not in self._matrices:
+            self._matrices[key] = self.depends.to(products)
+        cells = products if self.cell == 1 else products.view(*products.shape[:-1], -1, self.cell).sum(-1)
+        return cells @ self._matrices[key]
 
     def _make(self, start: int, stop: int, device: torch.device) -> "Part":
         members = (self.colour >= start) & (self.colour < stop)

@@ -38,5 +38,6 @@ def _pattern(value: Any) -> Tensor | None:  # noqa: ANN401
     """The value, if it is a pattern [d_out, d_in] of booleans."""
     if isinstance(value, np.ndarray) and value.dtype == bool:
         value = torch.from_numpy(np.ascontiguousarray(value))
-    fits = isinstance(value, Tensor) and value.dtype == torch.bool and value.ndim == 2 and value.numel() > 0
-    return value if fits else None
+    if not isinstance(value, Tensor) or value.dtype != torch.bool or value.ndim != 2 or value.numel() == 0:
+        return None
+    return value.to_dense() if value.layout != torch.strided else value

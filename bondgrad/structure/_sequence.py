@@ -1,6 +1,7 @@
 """Boxes of sequences: outputs depend on the inputs of their own time step and of earlier ones."""
 
 from collections.abc import Sequence as Numbers
+from typing import Any
 
 import torch
 
@@ -8,6 +9,7 @@ from bondgrad._arguments import positive_int
 from bondgrad.structure._groups import Groups
 from bondgrad.structure._structure import Structure, Window
 
+KEPT = 32  # lengths of sequences for which the work is prepared
 PIECES = 8  # into which a sequence is cut where the box can start in the middle
 
 
@@ -37,6 +39,10 @@ class Sequence(Structure):
     def __repr__(self) -> str:
         return f"Sequence(horizon={self.horizon!r})"
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies need not carry what can be made again."""
+        return self.__dict__ | {"_made": {}}
+
     def check(self, in_features: int, out_features: int | None) -> None:
         """See `Structure.check`: any shape will do."""
 
@@ -65,6 +71,8 @@ class Sequence(Structure):
         """Every `reach`-th time step moves together, beginning with each of the first `phases`; one input at a time."""
         key = (in_features, out_features, time, reach, phases)
         if key not in self._made:
+            if len(self._made) >= KEPT:  # sequences of ever other lengths
+                self._made.pop(next(iter(self._made)))
             t = torch.arange(time, device="cpu")
             phase = torch.where(t % reach < phases, t % reach, -1)  # [T]
             colour = phase[:, None] * in_features + torch.arange(in_features, device="cpu")  # [T, d]

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -103,8 +103,12 @@ class Pattern(Structure):
     """
 
     def __init__(self, depends: Tensor) -> None:
-        self.depends = depends.cpu()
+        self.depends = depends.cpu().clone()
         self._groups: Groups | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies need not carry what can be made again."""
+        return self.__dict__ | {"_groups": None}
 
     def __repr__(self) -> str:
         d_out, d_in = self.depends.shape
@@ -127,4 +131,4 @@ class Pattern(Structure):
         self.check(in_features, out_features)
         if self._groups is None:
             self._groups = Groups(colour(self.depends), self.depends)
-        return None if self._groups.count == in_features else self._groups
+        return None if bool(self.depends.all()) else self._groups

@@ -5,62 +5,75 @@ import math
 import torch
 from torch import Tensor
 
-from bondgrad.structure._detect import AGAIN, CERTAIN, FRACTIONS, SCREEN, SQRT2, responses, rounding_noise
-from bondgrad.structure._scene import Scene
+from bondgrad.structure._detect import CERTAIN, FRACTIONS, SCREEN, SQRT2, responses
+from bondgrad.structure._scene import Scene, between, deviation
 
 CHECKS = 16  # at a time
+PRICE = 3 * CHECKS  # in evaluations
+AGAIN = 16  # times that a suspicion is looked into
 
 
-def missed(depends: Tensor, noise: Tensor, scene: Scene, generator: torch.Generator) -> Tensor | None:
+def missed(depends: Tensor, scene: Scene, generator: torch.Generator) -> Tensor | None:
     """Dependencies [d_out, d] that a pattern does not have, if a quick look finds any.
 
-    Half of the inputs are moved at once. By the pattern some outputs depend on none of them; those must stay as they
-    are. So one pair of evaluations looks at a good part of the pattern, and not at one input. When an output does
-    change, the inputs that were moved are tried one by one.
+    Many inputs are moved at once. By the pattern some outputs depend on none of them; those must stay as they are. So
+    a few evaluations look at a good part of the pattern, and not at one input. When an output does change, the inputs
+    that were moved are tried one by one.
 
     Args:
         depends: [d_out, d] the pattern.
-        noise: [d_out] standard deviation of the outputs.
         scene: The box.
         generator: For the choice of rows and inputs.
     """
-    device, d_out = scene.x.device, depends.shape[0]
+    open_outputs = (~depends).any(1).nonzero().squeeze(1)
+    if len(open_outputs) == 0:
+        return None
     rows = scene.choose(CHECKS, generator)
-    k = len(rows)
-    moving = torch.stack([_half(depends, torch.randperm(d_out, generator=generator).to(device)) for _ in range(k)])
+    x, k, device = scene.x[rows], len(rows), scene.x.device
+    moving = torch.stack([_moving(depends, open_outputs, i, generator) for i in range(k)])  # [k, d]
     quiet = (depends.float() @ moving.float().T).T == 0  # [k, d_out]
-    fraction = scene.x.new_tensor(FRACTIONS)[torch.randint(len(FRACTIONS), (k,), generator=generator).to(device)]
-    way = scene.far(rows) * fraction[:, None]  # [k, d]
-    noise = torch.maximum(noise, rounding_noise(scene))
-    points = torch.stack((scene.x[rows] + way * moving, scene.x[rows]), 1)  # [k, 2, d]
+    draw = torch.randint(len(FRACTIONS), (k,), generator=generator, device="cpu").to(device)
+    target = between(x, scene.far(rows), scene.x.new_tensor(FRACTIONS)[draw, None])
+    moved = torch.where(moving, target, x)
 
-    y = scene.evaluate(points.unsqueeze(1), rows).squeeze(1)  # [k, 2, d_out]
+    y = scene.ask(torch.stack((moved, x, x), 1).unsqueeze(1), rows).squeeze(1)  # [k, 3, d_out]
+    noise = deviation(y[:, 1] - y[:, 2], (0,)).expand(k, -1)
+    noise = torch.maximum(noise, scene.rounding_noise()(y[:, 0], y[:, 1]))  # [k, d_out]
     suspected = ((y[:, 0] - y[:, 1]).abs() > SCREEN * SQRT2 * noise) & quiet
     if not bool(suspected.any()):
         return None
-    again = slice(None) if scene.whole else suspected.any(1)
-    rows, points, moving, way, suspected = rows[again], points[again], moving[again], way[again], suspected[again]
-    y = scene.evaluate(points.unsqueeze(1).expand(-1, AGAIN, -1, -1).contiguous(), rows)  # [k, AGAIN, 2, d_out]
-    # The noise may have grown since it was measured.
-    noise = torch.maximum(noise, y.diff(dim=1).square().nan_to_num(0, 0, 0).mean((0, 1, 2)).div(2).sqrt())
-    seen = (y[:, :, 0] - y[:, :, 1]).nanmean(1).abs() * math.sqrt(AGAIN) > CERTAIN * SQRT2 * noise
-    reacting = suspected & seen  # [k, d_out]
-    if not bool(reacting.any()):
-        return None
+
+    chosen = torch.ones(k, dtype=torch.bool, device=device) if scene.whole else suspected.any(1)
+    rows, x, target, moved, moving = rows[chosen], x[chosen], target[chosen], moved[chosen], moving[chosen]
+    noise, suspected = noise[chosen], suspected[chosen]
+    pairs = torch.stack((moved, x), 1).unsqueeze(1).expand(-1, AGAIN, -1, -1)
+    y = scene.ask(pairs, rows)  # [k, AGAIN, 2, d_out]
+    change = y[:, :, 0] - y[:, :, 1]
+    noise = torch.maximum(noise, change.std(1).nan_to_num(0) / SQRT2)  # of these rows
+    reacting = suspected & (change.nanmean(1).abs() * math.sqrt(AGAIN) > CERTAIN * SQRT2 * noise)
     found = torch.zeros_like(depends)
     for j in reacting.any(1).nonzero().squeeze(1).tolist():
         if bool(((found & moving[j]).any(1) | ~reacting[j]).all()):
             continue  # by what is known already
         which = slice(None) if scene.whole else slice(j, j + 1)
-        single = responses(scene, rows[which], way[which] * moving[which], noise, paired=True).largest > CERTAIN
-        unexplained = reacting[j] & ~(single & moving[j]).any(1)  # only several inputs together move it
+        points = torch.where(moving[j], target[which], x[which])
+        single = responses(scene, rows[which], points, noise[which], paired=True).largest > CERTAIN
+        single &= reacting[j][:, None] & moving[j]
+        unexplained = reacting[j] & ~single.any(1)  # only several inputs together move it
         found |= single | (unexplained[:, None] & moving[j])
-    return found & ~depends
+    return found & ~depends if bool(found.any()) else None
 
 
-def _half(depends: Tensor, order: Tensor) -> Tensor:
-    """About half of the inputs [d] bool, such that the first outputs in `order` [d_out] depend on none of them."""
-    rank = torch.empty_like(order)
-    rank[order] = torch.arange(len(order), device=order.device)
-    first = torch.where(depends, rank[:, None], len(order)).amin(0)  # [d] the first output that needs each input
+def _moving(depends: Tensor, open_outputs: Tensor, i: int, generator: torch.Generator) -> Tensor:
+    """Inputs [d] bool to be moved in the i-th check, such that some outputs should not care.
+
+    Every second time all that one output does not depend on; else about half of the inputs, for the sake of many
+    outputs at once.
+    """
+    if i % 2:
+        chosen = int(torch.randint(len(open_outputs), (), generator=generator, device="cpu"))
+        return ~depends[open_outputs[chosen]]
+    d_out = len(depends)
+    rank = torch.randperm(d_out, generator=generator, device="cpu").to(depends.device)
+    first = torch.where(depends, rank[:, None], d_out).amin(0)  # [d] the first output that needs each input
     return first >= first.sort().values[len(first) // 2]

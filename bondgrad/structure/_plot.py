@@ -1,0 +1,81 @@
+"""A picture of which outputs depend on which inputs, and of which inputs move together."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from bondgrad.structure._colouring import colour as colour_of
+from bondgrad.structure._colouring import lower_bound
+from bondgrad.structure._detect import Detection
+from bondgrad.structure._structure import Pattern
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from bondgrad.box import BlackBox
+
+TIME = 16  # time steps that are drawn of a sequence
+
+
+def plot(what: "Tensor | Detection | BlackBox", ax: "Axes | None" = None, time: int = TIME) -> "Axes":
+    """Draw the pattern, outputs down and inputs across. Inputs of one colour move together.
+
+    Args:
+        what: A bool pattern [d_out, d_in], what `detect` returned, or a layer.
+        ax: Where to draw. None: in a figure of its own.
+        time: Time steps to draw, for a layer of sequences.
+
+    Example:
+        >>> ax = plot(torch.eye(4).bool())
+        >>> ax.get_title()
+        '1 group for 4 inputs (at least 1)'
+    """
+    import matplotlib.pyplot as plt  # loads late, and is not needed elsewhere
+    from matplotlib.ticker import MaxNLocator
+
+    depends, colour = _drawn(what, time)
+    if ax is None:
+        _, ax = plt.subplots(figsize=(5, 5), layout="constrained")
+    count = int(colour.max()) + 1
+    names = "tab10" if count <= 10 else "tab20" if count <= 20 else "turbo"
+    palette = plt.get_cmap(names)
+    # Of many colours, neighbours had better not be alike.
+    shades = torch.tensor([palette(i if count <= 20 else (i * 0.618) % 1.0) for i in range(count)])
+    outputs, inputs = depends.nonzero().unbind(1)
+    rows, columns = depends.shape
+    # As large as its cell of the pattern, and never too small to be seen.
+    box = ax.get_position()
+    figure: Any = ax.figure
+    width, height = (figure.get_size_inches() * box.size * 72).tolist()
+    side = max(1.2, min(width / columns, height / rows))
+    colours = shades[colour[inputs]].numpy()
+    ax.scatter(inputs, outputs, s=side**2, c=colours, marker="s", linewidths=0, rasterized=True)
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_locator(MaxNLocator(nbins="auto", integer=True))
+    groups = "group" if count == 1 else "groups"
+    ax.set(
+        xlabel="input",
+        ylabel="output",
+        xlim=(-0.5, columns - 0.5),
+        ylim=(rows - 0.5, -0.5),
+        title=f"{count} {groups} for {columns} inputs (at least {lower_bound(depends)})",
+    )
+    return ax
+
+
+def _drawn(what: Any, time: int) -> tuple[Tensor, Tensor]:  # noqa: ANN401
+    """The pattern [d_out, d] and the colour of each input [d]."""
+    if isinstance(what, Detection):
+        what = what.depends
+    if isinstance(what, Tensor):
+        return what, colour_of(what)
+    structure, d, d_out = what.structure, what.in_features, what.out_features
+    if d_out is None:
+        raise ValueError("this BlackBox does not know its outputs yet: call it once, or give out_features")
+    if isinstance(structure, Pattern):
+        return structure.depends, colour_of(structure.depends)
+    groups = structure.windows(d, d_out, time, [0])[0].groups
+    if groups is None:
+        return torch.ones(d_out, d, dtype=torch.bool), torch.arange(d)
+    return groups.depends.repeat_interleave(groups.cell, 0), groups.colour
