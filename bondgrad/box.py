@@ -151,7 +151,7 @@ class BlackBox(nn.Module):
         batch = lead[:-1] if in_time else lead
         contexts = arguments.context_rows(context, batch)
         # Differences need at least single precision, whatever the network around the box runs in.
-        rows = x if x.ndim == 2 and not in_time else x.reshape(batch.numel(), -1)
+        rows = x if x.ndim == 2 and not in_time else x.reshape(batch.numel(), -1).contiguous()
         if x.dtype.itemsize < 4:
             rows = rows.float()
         autocast = None if self.full_precision else autocast_dtype(x)

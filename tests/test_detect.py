@@ -140,18 +140,126 @@ def test_rows_that_are_all_alike(x):
     assert torch.equal(found.depends, expected)
 
 
-def test_limits_are_kept():
+@pytest.mark.parametrize("limits", [(0.1, [1, 1, 2, 2, 2]), (1e-9, 1.0), (-0.3, 7.7), (0, 5e-3)])
+@pytest.mark.filterwarnings("ignore:a BlackBox with")  # noise hides much within so narrow a range
+@pytest.mark.parametrize("sigma", [0, 1e-3])
+def test_limits_are_kept(limits, sigma):
     seen = []
 
     def fn(x: np.ndarray):
         seen.append(x.copy())
-        return np.sqrt(x)
+        return x + sigma * np.random.default_rng(len(seen)).normal(size=x.shape)
 
-    found = detect(fn, 3 * torch.randn(40, 5), limits=(0.1, [1, 1, 2, 2, 2]))
-    points = np.concatenate(seen)
-    assert points.min() >= np.float32(0.1)
-    assert (points <= np.array([1, 1, 2, 2, 2])).all()
+    x = torch.cat((3 * torch.randn(30, 5), torch.tensor(limits[0]) * torch.ones(10, 5)))
+    found = detect(fn, x, limits=limits)
+    layer = BlackBox(fn, 5, limits=limits, structure="auto", noise=sigma or None, seed=0)
+    for _ in range(50):
+        gradient(layer, x, torch.randn(40, 5))
+    points = np.concatenate(seen).astype(np.float64)
+    assert (points >= np.array(limits[0])).all()
+    assert (points <= np.array(limits[1])).all()
+    if sigma == 0:
+        assert torch.equal(found.depends, torch.eye(5).bool())
+        assert torch.equal(layer.structure.depends, torch.eye(5).bool())
+
+
+def test_no_input_leaves_its_range():
+    seen = []
+
+    def fn(x: torch.Tensor):
+        seen.append(x.clone())
+        return x.cumsum(1)
+
+    x = torch.randn(50, 10)
+    detect(fn, x)
+    points = torch.cat(seen)
+    assert (points >= x.amin(0)).all()
+    assert (points <= x.amax(0)).all()
+
+
+@pytest.mark.parametrize("spread", [0, 1e-7, 1e-5])
+def test_columns_that_hardly_vary(spread):
+    seen = []
+
+    def fn(x: torch.Tensor):
+        seen.append(x.clone())
+        return torch.sin(x)
+
+    found = detect(fn, 1e-3 + 1e-3 * spread * torch.randn(32, 4))
+    assert torch.equal(found.depends, torch.eye(4).bool())
+    assert (torch.cat(seen) - 1e-3).abs().max() < 1e-4  # as far as a step, and no farther
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        lambda x, draw: 1e-2 * x.abs() * draw(x.shape),
+        lambda x, draw: 1e-3 * torch.exp(2 * x) * draw(x.shape),
+        lambda x, draw: 1e-2 * draw((1, x.shape[1])),  # in each call
+    ],
+    ids=["with the input", "very different", "by call"],
+)
+def test_noise_that_differs_between_rows(noise):
+    generator = torch.Generator().manual_seed(0)
+
+    def fn(x):
+        return torch.sin(x) + noise(x, lambda shape: torch.randn(shape, generator=generator))
+
+    alarms = sum(int(detect(fn, torch.randn(60, 20), seed=seed).depends.sum()) - 20 for seed in range(10))
+    assert abs(alarms) <= 1
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_evaluations_that_fail_say_nothing(bad):
+    def fn(x):
+        return torch.where(x.abs().amax(1, keepdim=True) > 2.3, bad, torch.sin(x))
+
+    assert torch.equal(detect(fn, torch.randn(200, 8).clamp(-2.4, 2.4)).depends, torch.eye(8).bool())
+
+
+def test_a_box_that_answers_close_by_only_is_taken_for_dense():
+    def fn(x):
+        return torch.where((x.sum(1, keepdim=True) - 1).abs() > 1e-3, torch.nan, x * x)
+
+    x = torch.rand(40, 5)
+    x = x / x.sum(1, keepdim=True)
+    assert detect(fn, x).depends.all()
+
+
+def test_one_huge_row_does_not_hide_the_others():
+    def fn(x):
+        return torch.stack((x[:, 0], x[:, 1] + torch.exp(10 * x[:, 0])), 1)
+
+    assert detect(fn, torch.randn(200, 2)).depends.tolist() == [[True, False], [True, True]]
+
+
+def test_digits_that_the_answer_has():
+    found = detect(lambda x: 1e4 + 0.01 * torch.sin(x.double()), torch.randn(50, 5))
     assert torch.equal(found.depends, torch.eye(5).bool())
+
+
+def test_modules_are_left_as_they_were():
+    module = torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Dropout(), torch.nn.Tanh())
+    module[2].eval()
+    before = copy.deepcopy(module.state_dict())
+    assert torch.equal(detect(module, torch.randn(50, 4)).depends, torch.eye(4).bool())
+    assert same_state(before, module.state_dict())
+    assert [m.training for m in module] == [True, True, False]
+
+
+def test_the_budget_of_memory():
+    most = []
+
+    def fn(x: torch.Tensor):
+        most.append(len(x))
+        return torch.sin(x)
+
+    layer = BlackBox(fn, 200, structure="auto", evaluator=Local(memory=16_000), seed=0)  # ten rows with their answers
+    x, gy = torch.randn(5, 200), torch.randn(5, 200)
+    for _ in range(600):
+        gradient(layer, x, gy)
+    assert max(most) <= 10
+    assert layer.findings.credit < 600 * 5 * 2  # there was a look
 
 
 def test_context_and_portions():
@@ -276,6 +384,66 @@ def test_a_dependency_that_wakes_late(noise, max_rows):
     assert torch.equal(layer.structure.depends, expected)
     for _ in range(100):
         assert close(gradient(layer, x, gy), awake, 0.03)
+
+
+def test_an_output_that_comes_to_depend_on_everything():
+    awake = [False]
+
+    def fn(x):
+        y = torch.sin(x)
+        if awake[0]:
+            y[:, 5] += 0.3 * x.sum(1)
+        return y
+
+    layer = BlackBox(fn, 10, structure="auto", seed=0)
+    x, gy = torch.randn(64, 10), torch.randn(64, 10)
+    gradient(layer, x, gy)
+    awake[0] = True
+    with pytest.warns(UserWarning, match="of the outputs 5"):
+        train_until(lambda: layer.structure.depends[5].all(), layer, x, gy)
+    assert layer.structure.depends.sum() == 19
+
+
+def test_the_watch_of_a_box_that_writes_into_its_rows():
+    awake, lowest = [False], [0.0]
+
+    def fn(x: np.ndarray):
+        lowest[0] = min(lowest[0], float(x.min()))
+        y = np.sin(x)
+        if awake[0]:
+            y[:, 7] += 0.5 * x[:, 2]
+        x -= 5
+        return y
+
+    layer = BlackBox(fn, 10, structure="auto", limits=(0.0, 1.0), seed=0)
+    x, gy = torch.rand(32, 10), torch.randn(32, 10)
+    gradient(layer, x, gy)
+    awake[0] = True
+    with pytest.warns(UserWarning, match="of the outputs 7"):
+        train_until(lambda: layer.structure.depends[7, 2], layer, x, gy)
+    assert lowest[0] == 0
+
+
+def test_noise_that_falls():
+    sigma = [0.5]
+    generator = torch.Generator().manual_seed(0)
+    layer = BlackBox(
+        lambda x: torch.sin(x) + sigma[0] * torch.randn(x.shape, generator=generator), 10, structure="auto", seed=0
+    )
+    x, gy = torch.randn(64, 10), torch.randn(64, 10)
+    with pytest.warns(UserWarning, match="saw no output react to the inputs 0, 1, 2, 3, 4, 5, 6, 7, ..."):
+        gradient(layer, x, gy)
+    sigma[0] = 1e-4
+    with pytest.warns(UserWarning, match="dependencies that its pattern did not have"):
+        train_until(lambda: layer.structure.depends.diagonal().all(), layer, x, gy)
+
+
+def test_another_box_in_its_place():
+    layer = BlackBox(torch.sin, 4, structure="auto", seed=0)
+    x, gy = torch.randn(16, 4), torch.randn(16, 4)
+    gradient(layer, x, gy)
+    layer.fn = lambda x: x.cumsum(1)
+    assert close(gradient(layer, x, gy), gy.flip(1).cumsum(1).flip(1), 1e-2)
 
 
 def test_a_dependency_on_two_inputs_at_once():

@@ -198,13 +198,132 @@ def test_a_saved_state_is_not_code():
     carried().load_state_dict(torch.load(file, weights_only=True))
 
 
+def test_loading_copies():
+    first, second = carried(), carried()
+    xs, gys = stream(3)
+    first(xs[0])
+    saved = first.state_dict()
+    second.load_state_dict(saved)
+    wanted = expected(xs, gys)[1][0]
+    for _ in range(2):
+        first.load_state_dict(saved)
+        assert torch.allclose(first(xs[1]), wanted)
+    assert torch.allclose(second(xs[1]), wanted)
+    with pytest.raises(ValueError, match="does not fit"):
+        BlackBox(leaky, 3, state=(torch.zeros(1, 3), torch.zeros(1, 3))).load_state_dict(saved)
+
+
+def test_inference_mode():
+    layer = carried()
+    xs, gys = stream(3)
+    with torch.inference_mode():
+        layer(xs[0])
+    assert close(gradient(layer, xs[1], gys[1]), expected(xs, gys)[1][1], 1e-8)
+    with torch.inference_mode():
+        assert torch.allclose(layer(xs[2]), expected(xs, gys)[2][0])
+
+
+def test_a_box_that_answers_in_the_same_memory():
+    y, state = torch.empty(4, 3).double(), torch.empty(4, 3).double()
+
+    def fn(x, before):
+        answer, after = leaky(x, before)
+        y[: len(x)], state[: len(x)] = answer[:4], after[:4]
+        return (y[: len(x)], state[: len(x)]) if len(x) <= 4 else (answer, after)
+
+    for max_rows in (None, 1, 3):
+        layer = BlackBox(fn, 3, state=torch.zeros(1, 3).double(), evaluator=Local(max_rows), policy=Fixed(1e-5), seed=0)
+        xs, gys = stream()
+        for x, gy, (_, g) in zip(xs, gys, expected(xs, gys), strict=True):
+            assert close(gradient(layer, x, gy), g, 1e-8)
+
+
+def test_kinds_of_numbers():
+    """Counters that wrap, and complex amplitudes, stay what they are."""
+
+    def fn(x: np.ndarray, state):
+        return x * state["phase"].real, {"phase": state["phase"] * 1j, "count": state["count"] + np.uint8(200)}
+
+    start = {"count": torch.zeros(1, 3, dtype=torch.uint8), "phase": torch.ones(1, 3, dtype=torch.complex128)}
+    layer = BlackBox(fn, 3, state=start)
+    x = torch.ones(2, 3).double()
+    assert [float(layer(x)[0, 0]) for _ in range(5)] == [1, 0, -1, 0, 1]
+    assert layer.memory.before(2, True, torch.device("cpu"))[0][0, 0] == 1000 % 256
+
+
+def test_another_box_in_its_place():
+    layer, device = own(), Device()
+    xs, gys = stream(2)
+    gradient(layer, xs[0], gys[0])
+    layer.fn = device
+    for x, gy, (_, g) in zip(xs, gys, expected(xs, gys), strict=True):
+        assert close(gradient(layer, x, gy), g, 1e-8)
+    layer.reset()
+    assert device.state == 0.0
+
+
+def test_two_layers_around_one_device():
+    device = Device()
+    layers = torch.nn.ModuleList([BlackBox(device, 3), BlackBox(device, 3)])
+    xs, _ = stream(2)
+    layers[0](xs[0])
+    state = device.state.copy()
+    layers.eval()
+    layers[1](xs[1])
+    layers.train()
+    assert np.array_equal(device.state, state)
+
+
+def test_a_method_of_a_device():
+    device = Device()
+    layer = BlackBox(device.__call__, 3, policy=Fixed(1e-5), seed=0)
+    xs, gys = stream(3)
+    for x, gy, (_, g) in zip(xs, gys, expected(xs, gys), strict=True):
+        assert close(gradient(layer, x, gy), g, 1e-8)
+
+
+def test_a_first_call_that_fails_is_undone():
+    class Counter:
+        n = 0
+
+        def __call__(self, x):
+            self.n += 1
+            return x.astype("float64") + self.n  # not of a tensor
+
+        def snapshot(self):
+            return self.n
+
+        def restore(self, snapshot):
+            self.n = snapshot
+
+    counter = Counter()
+    assert BlackBox(counter, 3)(torch.zeros(1, 3))[0, 0] == counter.n == 1
+
+
+def test_a_device_is_not_asked_about_parts_of_a_batch():
+    with pytest.raises(BoxError, match="all rows of a batch, but max_rows=2"):
+        own(evaluator=Local(max_rows=2))(torch.randn(4, 3))
+
+
+def test_a_step_that_was_skipped():
+    layer = carried()
+    x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    checkpoint(layer, x, use_reentrant=False)
+    with pytest.raises(BoxError, match="without a backward pass"):
+        checkpoint(layer, x, use_reentrant=False).sum().backward()
+    checkpoint(layer, x, use_reentrant=False).sum().backward()
+    checkpoint(layer, x, use_reentrant=False)
+    layer.reset()
+    checkpoint(layer, x, use_reentrant=False).sum().backward()
+
+
 def test_states_of_many_tensors_in_numpy():
     def fn(x: np.ndarray, state, gain: np.ndarray):
         position, (count, speed) = state["position"], state["rest"]
         speed = speed + gain * x
         position = position + speed
         position += 0  # writes into its own arrays only
-        return position, {"position": position, "rest": (count + 1, speed)}
+        return position, {"rest": (count + 1, speed), "position": position}  # the order of names does not matter
 
     start = {"position": torch.zeros(1, 2), "rest": (torch.zeros(1, dtype=torch.long), np.ones((1, 2)))}
     layer = BlackBox(fn, 2, state=start, policy=Fixed(1e-2), seed=0)

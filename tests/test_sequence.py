@@ -128,6 +128,31 @@ def test_a_stream_of_sequences():
     assert close(gradient(layer, x[:, 10:], gy[:, 10:]), box.vjp(x[:, 10:], gy[:, 10:], state), 1e-7)
 
 
+@pytest.mark.parametrize("width", [1, 3])
+def test_time_first(width):
+    def fn(x):
+        return x.sin().cumsum(1)
+
+    x = torch.randn(5, 4, width, dtype=torch.float64).transpose(0, 1)
+    gy = torch.randn(4, 5, width, dtype=torch.float64)
+    layer = BlackBox(fn, width, structure=Sequence("auto"), policy=Fixed(1e-5), seed=0)
+    for _ in range(2):
+        assert close(gradient(layer, x, gy), gy.flip(1).cumsum(1).flip(1) * x.cos(), 1e-7)
+
+
+def test_contexts_in_time():
+    """They cannot be told from others, so the forward pass is not cut where there are any."""
+
+    def fn(x, state, gain):
+        y = (gain * x.sin()).cumsum(1) + state[:, None]
+        return y, y[:, -1]
+
+    x, gain = torch.randn(2, 16, 3, dtype=torch.float64), torch.rand(2, 16, 1, dtype=torch.float64)
+    gy = torch.randn(2, 16, 3, dtype=torch.float64)
+    layer = layer_of(fn, state=torch.zeros(1, 3).double())
+    assert close(gradient(layer, x, gy, gain), gain * gy.flip(1).cumsum(1).flip(1) * x.cos(), 1e-7)
+
+
 def test_a_batch_read_as_time():
     box = Echo()
     x, gy = problem(n=1)
@@ -240,6 +265,34 @@ def test_the_measured_horizon_follows_the_box():
     fresh.load_state_dict(state)
     assert fresh.structure.horizon == layer.structure.horizon
     assert torch.equal(gradient(fresh, x, gy), gradient(layer, x, gy))
+
+
+@pytest.mark.parametrize("times", [(1, 30), (4, 30), (30, 2), (2, 30, 2)])
+def test_short_sequences_say_nothing_of_long_ones(times):
+    layer = layer_of(lambda x: torch.sin(x).cumsum(1), "auto")
+    for i in range(60):
+        x = torch.randn(2, times[i % len(times)], 3).double()
+        gy = torch.randn(x.shape).double()
+        assert close(gradient(layer, x, gy), gy.flip(1).cumsum(1).flip(1) * x.cos(), 1e-6)
+
+
+def test_nothing_seen_is_nothing_known():
+    """A first batch that the box does not hear, or does not answer."""
+    failing = [True]
+
+    def fn(x):
+        y = torch.relu(x).cumsum(1)
+        return torch.full_like(y, torch.nan) if failing[0] and len(x) > 2 else y
+
+    layer = layer_of(fn, "auto")
+    gy = torch.randn(2, 20, 3).double()
+    with pytest.warns(UserWarning, match="non-finite"):
+        gradient(layer, torch.ones(2, 20, 3).double(), gy)
+    failing[0] = False
+    gradient(layer, -torch.ones(2, 20, 3).double(), gy)
+    x = torch.randn(2, 20, 3).double()
+    for _ in range(3):
+        assert close(gradient(layer, x, gy), gy.flip(1).cumsum(1).flip(1) * (x > 0), 1e-6)
 
 
 def test_sequences_of_changing_length():

@@ -149,6 +149,20 @@ def test_simultaneous_hears_only_the_outputs_of_an_input():
     assert errors[1] < 0.3 * errors[0]  # noise from one other input instead of 39
 
 
+def test_simultaneous_with_an_output_that_hears_everything():
+    """There is nothing to group, but the other outputs still have one input each."""
+    pattern = torch.eye(30).bool()
+    pattern[0] = True
+
+    def arrow(x):
+        return torch.cat((x.sum(1, keepdim=True), x[:, 1:] ** 2), 1)
+
+    x, gy = torch.randn(50, 30), torch.randn(50, 30)
+    gy[:, 0] = 0
+    layer = BlackBox(arrow, 30, estimator=Simultaneous(), structure=pattern, policy=Fixed(1e-2), seed=0)
+    assert close(gradient(layer, x, gy)[:, 1:], (2 * gy * x)[:, 1:], 1e-3)
+
+
 @pytest.mark.parametrize("max_rows", [1, 3, 7, 40])
 def test_portions_do_not_matter(max_rows):
     pattern = PATTERNS["random"]
@@ -210,6 +224,33 @@ def test_something_else_called_structure():
     assert layer.stats.evaluations == 4 * 7
 
 
+def test_another_box_in_its_place():
+    class Modular:
+        structure = Blocks(1, 1)
+
+        def __call__(self, x: torch.Tensor):
+            return x.sin()
+
+    layer = BlackBox(Modular(), 3, seed=0)
+    x, gy = torch.randn(16, 3), torch.randn(16, 3)
+    gradient(layer, x, gy)
+    layer.fn = lambda x: x.cumsum(1)
+    assert close(gradient(layer, x, gy), gy.flip(1).cumsum(1).flip(1), 1e-2)
+    modular = Modular()
+    modular.structure = Sequence()
+    with pytest.raises(ValueError, match="BlackBox of its own"):
+        layer.fn = modular
+
+
+def test_the_pattern_is_a_copy():
+    pattern = torch.eye(3).bool()
+    layer = BlackBox(torch.sin, 3, structure=pattern, seed=0)
+    pattern.zero_()
+    x, gy = torch.randn(4, 3), torch.randn(4, 3)
+    assert close(gradient(layer, x, gy), gy * x.cos(), 0.01)
+    assert close(gradient(BlackBox(torch.sin, 3, structure=torch.eye(3).bool().to_sparse()), x, gy), gy * x.cos(), 0.01)
+
+
 def test_numpy_patterns():
     layer = BlackBox(torch.sin, 3, structure=np.eye(3, dtype=bool))
     x, gy = torch.randn(4, 3), torch.randn(4, 3)
@@ -236,7 +277,7 @@ def test_copies_and_state_dicts():
 # ---- failures
 
 
-@pytest.mark.parametrize("estimator", ["central", "forward"])
+@pytest.mark.parametrize("estimator", ["central", "forward", "simultaneous", Simultaneous(3)])
 def test_a_module_that_fails_costs_the_others_nothing(estimator):
     """The second of three blocks answers only at the rows themselves."""
     rows = torch.randn(5, 6, dtype=torch.float64)
@@ -247,7 +288,7 @@ def test_a_module_that_fails_costs_the_others_nothing(estimator):
         y[:, 2:4] = torch.where(known[:, None], y[:, 2:4], torch.nan)
         return y
 
-    layer = BlackBox(fn, 6, estimator=estimator, policy=Fixed(1e-6), structure=Blocks(2, 2), seed=0)
+    layer = BlackBox(fn, 6, estimator=estimator, policy=Fixed(1e-6), structure=np.eye(6, dtype=bool), seed=0)
     gy = torch.randn(5, 6, dtype=torch.float64)
     with pytest.warns(UserWarning, match="non-finite"):
         g = gradient(layer, rows, gy)

@@ -209,7 +209,7 @@ def responses(scene: Scene, rows: Tensor, points: Tensor, noise: Tensor, paired:
         noise: [r, d_out] standard deviation of the outputs.
         paired: Whether to ask about the row itself beside every moved one, or to believe `scene.y`.
     """
-    x, base = scene.x[rows], scene.y[rows]
+    x, base = scene.x[rows], torch.where(torch.isfinite(scene.y[rows]), scene.y[rows], math.nan)
     (r, d), d_out = x.shape, base.shape[1]
     largest = torch.zeros(d_out, d, dtype=base.dtype, device=x.device)
     where, times, heard = (torch.zeros(d_out, d, dtype=torch.long, device=x.device) for _ in range(3))

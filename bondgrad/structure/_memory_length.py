@@ -40,7 +40,7 @@ def memory_length(scene: Scene, generator: torch.Generator) -> int:
         power[: time - start] += change[:, start:].sum(0)
         seen[: time - start] += len(change)
         silence.append(change[:, :start].flatten())
-    if seen[0] < r * d * len(starts) / 2:  # most evaluations failed
+    if seen[0] < r * d * len(starts) / 2 or bool((seen == 0).any()):  # too many evaluations failed
         return 0
     power /= seen.clamp(min=1)
     quiet = torch.cat(silence)
