@@ -20,6 +20,8 @@ def same_state(a, b):
     def equal(u, v):
         if isinstance(u, torch.Tensor):
             return torch.equal(u, v)
+        if isinstance(u, (tuple, list)):
+            return len(u) == len(v) and all(map(equal, u, v))
         return u.keys() == v.keys() and all(equal(u[k], v[k]) for k in u) if isinstance(u, dict) else u == v
 
     return equal(dict(a), dict(b))

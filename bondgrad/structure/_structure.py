@@ -1,5 +1,6 @@
 """What is known of which outputs depend on which inputs."""
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -89,10 +90,13 @@ class Blocks(Structure):
 
     def groups(self, in_features: int, out_features: int) -> Groups | None:
         """See `Structure.groups`."""
-        self.check(in_features, out_features)
-        i = torch.arange(in_features, device="cpu")
-        block = torch.arange(in_features // self.n_in, device="cpu")
-        return Groups(i % self.n_in, block[:, None] == i // self.n_in, self.n_out)
+        return _groups_of_blocks(in_features // self.n_in, self.n_in, self.n_out)
+
+
+@functools.lru_cache(maxsize=32)
+def _groups_of_blocks(blocks: int, n_in: int, n_out: int) -> Groups:
+    i = torch.arange(blocks * n_in, device="cpu")
+    return Groups(i % n_in, torch.arange(blocks, device="cpu")[:, None] == i // n_in, n_out)
 
 
 class Pattern(Structure):
@@ -128,7 +132,6 @@ class Pattern(Structure):
 
     def groups(self, in_features: int, out_features: int) -> Groups | None:
         """See `Structure.groups`."""
-        self.check(in_features, out_features)
         if self._groups is None:
             self._groups = Groups(colour(self.depends), self.depends)
         return None if bool(self.depends.all()) else self._groups
