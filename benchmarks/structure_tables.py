@@ -2,27 +2,32 @@
 
 import statistics
 
-from markdown import load, source_cpu, spread, table
+from markdown import load, source, source_cpu, spread, table
 
 
 def modular() -> str:
     """One gradient through modular boxes."""
-    result = load("structures")
-    rows = [
-        [
-            f"{n['box']}, {n['structure']}",
-            f"{n['batch']}",
-            f"{n['evaluations_a_row']:.0f}",
-            f"{n['ms']:.0f} ms",
-            f"{n['found_out_with']:,}" if n["structure"] == "auto" else "-",
-            f"{n['difference_from_dense']:.0e}",
-            f"{100 * n['sign_accuracy']:.2f} %",
+    parts = []
+    for name in ("structures", "structures_cuda"):
+        result = load(name)
+        rows = [
+            [
+                f"{n['box']}, {n['structure']}",
+                f"{n['batch']}",
+                f"{n['evaluations_a_row']:.0f}",
+                f"{n['ms']:.1f} ms",
+                *([f"{n['captured_ms']:.2f} ms"] if result["gpu"] else []),
+                f"{n['exact_ms']:.1f} ms",
+                f"{n['found_out_with']:,}" if n["structure"] == "auto" else "-",
+                f"{n['difference_from_dense']:.0e}",
+                f"{100 * n['sign_accuracy']:.2f} %",
+            ]
+            for n in result["numbers"]["modular"]
         ]
-        for n in result["numbers"]["modular"]
-    ]
-    headings = ["", "batch", "evaluations a row", "one gradient", "found out with"]
-    headings += ["difference from dense, in float64", "right signs"]
-    return table(headings, rows) + "\n\n" + source_cpu(result)
+        headings = ["", "batch", "evaluations a row", "one gradient", *(["captured"] if result["gpu"] else [])]
+        headings += ["exact, by AD", "found out with", "difference from dense, in float64", "right signs"]
+        parts.append(table(headings, rows) + "\n\n" + source(result))
+    return "\n\n".join(parts)
 
 
 def found() -> str:

@@ -1,12 +1,14 @@
 """What structure saves: modular boxes, patterns that are found, and a dependency that wakes late.
 
-    python benchmarks/structures.py
+    python benchmarks/structures.py [cpu|cuda]
 
-Also draws results/structures.png, the patterns as they were found with the inputs that move together, and
-results/structures_late.png.
+On a GPU the modular boxes only, also in captured steps. On a CPU all of it, and two pictures: results/structures.png, the
+patterns as they were found with the inputs that move together, and results/structures_late.png.
 """
 
 import copy
+import functools
+import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -41,22 +43,24 @@ def relative(g: Tensor, reference: Tensor) -> float:
     return float((g - reference).norm() / reference.norm())
 
 
-def modular(name: str, box: nn.Module, blocks: Blocks, d: int, d_out: int, batch: int) -> list[dict[str, Any]]:
+def modular(
+    name: str, box: nn.Module, blocks: Blocks, d: int, d_out: int, batch: int, device: str
+) -> list[dict[str, Any]]:
     """One gradient: dense, with the blocks given, and with the blocks found out."""
     torch.manual_seed(0)
-    x, gy = torch.randn(batch, d), torch.randn(batch, d_out)
+    box = box.to(device)
+    x, gy = torch.randn(batch, d, device=device), torch.randn(batch, d_out, device=device)
     exact = exact_vjp(box.requires_grad_(False), x, gy)
     rows = []
     for structure in ("dense", blocks, "auto"):
-        layer = bondgrad.BlackBox(box, d, d_out, structure=structure, seed=0)
-        start = time.perf_counter()
-        gradient(layer, x, gy)
-        first_seconds, first = time.perf_counter() - start, layer.stats.evaluations
+        layer = bondgrad.BlackBox(box, d, d_out, structure=structure, seed=0).to(device)
+        _, first_seconds = timed(layer, x, gy)
+        first = layer.stats.evaluations
         seconds, spent = [], []
         for _ in range(1 if structure == "dense" else 5):
-            before, start = layer.stats.evaluations, time.perf_counter()
-            g = gradient(layer, x, gy)
-            seconds.append(time.perf_counter() - start)
+            before = layer.stats.evaluations
+            g, took = timed(layer, x, gy)
+            seconds.append(took)
             spent.append(layer.stats.evaluations - before)
         per_row = min(spent) / batch - 1  # now and then there is a look on top
         rows.append(
@@ -73,13 +77,34 @@ def modular(name: str, box: nn.Module, blocks: Blocks, d: int, d_out: int, batch
                 "sign_accuracy": float(bondgrad.sign_accuracy(g, exact)),
             }
         )
+        if device == "cuda":
+            graphed = bondgrad.GraphedStep(functools.partial(gradient, layer), layer)
+            rows[-1]["captured_ms"] = 1e3 * min(timed(graphed, x, gy)[1] for _ in range(30))
         print(rows[-1], flush=True)
-    return rows
+    by_ad = functools.partial(gradient, box)
+    exact_ms = 1e3 * min(timed(by_ad, x, gy)[1] for _ in range(10))
+    return [row | {"exact_ms": exact_ms} for row in rows]
+
+
+def timed(work: Callable[..., Tensor], x: Tensor, gy: Tensor) -> tuple[Tensor, float]:
+    """A gradient, and the seconds it took."""
+    if not isinstance(work, (functools.partial, bondgrad.GraphedStep)):
+        work = functools.partial(gradient, work)
+    _wait(x)
+    start = time.perf_counter()
+    g = work(x, gy)
+    _wait(x)
+    return g, time.perf_counter() - start
+
+
+def _wait(x: Tensor) -> None:
+    if x.is_cuda:
+        torch.cuda.synchronize()
 
 
 def difference_from_dense(box: nn.Module, structure: Any, d: int, d_out: int) -> float:
     """The largest in three steps, in float64: in float32 the box itself rounds differently in calls of other sizes."""
-    box = copy.deepcopy(box).double()
+    box = copy.deepcopy(box).double().cpu()
     x, gy = torch.randn(2, d, dtype=torch.float64), torch.randn(2, d_out, dtype=torch.float64)
     one, other = (bondgrad.BlackBox(box, d, d_out, structure=s, seed=0) for s in (structure, "dense"))
     return max(relative(gradient(one, x, gy), gradient(other, x, gy)) for _ in range(3))
@@ -228,14 +253,18 @@ def _blocks() -> Tensor:
     return torch.kron(torch.eye(10), torch.ones(5, 5)).bool()
 
 
-def main() -> None:
+def main(device: str) -> None:
     """Measure, print, save."""
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     torch.manual_seed(0)
-    rows = modular("Parallel 500/500", Parallel(), Blocks(5, 5), 500, 500, batch=64)
-    rows += modular("Rockmelon-shaped 600/120", Tiled(), Blocks(10, 2), 600, 120, batch=8)
+    small, large = (8, 64) if device == "cpu" else (128, 128)
+    rows = modular("Parallel 500/500", Parallel(), Blocks(5, 5), 500, 500, large, device)
+    rows += modular("Rockmelon-shaped 600/120", Tiled(), Blocks(10, 2), 600, 120, small, device)
+    if device == "cuda":
+        save("structures_cuda", {"modular": rows})
+        return
     figure, axes = plt.subplots(2, 3, figsize=(11, 7.6), layout="constrained")
     found = found_patterns(axes.flat)
     figure.savefig(RESULTS / "structures.png", dpi=110)
@@ -247,4 +276,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1] if len(sys.argv) > 1 else "cpu")

@@ -218,7 +218,7 @@ DistributedDataParallel alone, they are something else.
 
 ## Structure
 
-One gradient, on a CPU. "Found out with" is what `structure="auto"` spends once, at the first training step.
+One gradient. "Found out with" is how many evaluations `structure="auto"` spends once, at the first training step.
 
 {modular}
 

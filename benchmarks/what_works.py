@@ -127,6 +127,50 @@ ROWS: dict[str, list[tuple[str, str, list[str]]]] = {
             ["test_loops::test_libraries_train_as_a_plain_loop_does"],
         ),
     ],
+    "Structure and memory": [
+        (
+            "a pattern, `Blocks`",
+            "the same gradient, bit for bit the same every time",
+            ["test_structure::test_same_gradient_as_dense", "test_structure::test_on_each_device"],
+        ),
+        (
+            '`structure="auto"`',
+            "found in the first training step, saved with the model, watched",
+            [
+                "test_detect::test_auto",
+                "test_detect::test_resuming_goes_on_bit_for_bit",
+                "test_detect::test_a_dependency_that_wakes_late",
+                "test_structured_graphs::test_a_dependency_that_wakes_is_noticed_between_replays",
+            ],
+        ),
+        (
+            "sequences",
+            "any leading shape before time; also compiled and transformed",
+            [
+                "test_sequence::test_shapes",
+                "test_sequence::test_on_each_device",
+                "test_sequence::test_transforms",
+                "test_compile::test_sequences",
+            ],
+        ),
+        (
+            "boxes that remember",
+            "only forward passes move them on; evaluation has a stream of its own",
+            [
+                "test_memory::test_the_backward_pass_moves_nothing_on",
+                "test_memory::test_evaluation_has_a_stream_of_its_own",
+                "test_memory::test_checkpointing_does_not_call_it_twice",
+                "test_memory::test_saving_and_loading",
+                "test_memory::test_on_each_device",
+                "test_compile::test_memory_outside_of_the_graph",
+            ],
+        ),
+        (
+            "all of them in captured steps (`GraphedStep`)",
+            "training goes as it would have, bit for bit",
+            ["test_structured_graphs::test_graphed_and_eager_training_agree"],
+        ),
+    ],
     "No gradient wanted": [
         (
             "`no_grad`, `inference_mode`, an input that needs no gradient",
