@@ -2,8 +2,8 @@
 
     python benchmarks/structures.py [cpu|cuda]
 
-On a GPU the modular boxes only, also in captured steps. On a CPU all of it, and two pictures: results/structures.png, the
-patterns as they were found with the inputs that move together, and results/structures_late.png.
+On a GPU the modular boxes only, also in captured steps. On a CPU all of it, and two pictures: results/structures.png,
+the patterns as they were found with the inputs that move together, and results/structures_late.png.
 """
 
 import copy

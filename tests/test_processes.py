@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from bondgrad import BlackBox, Central, Forward, Simultaneous
 from bondgrad.policies import Bond, Fixed, Gaussian
+from bondgrad.structure import Sequence
 from tests.helpers import on_each_device, same_state
 
 
@@ -44,7 +45,7 @@ VARIANTS = [
     {"policy": policy, "estimator": estimator}
     for policy in (Bond("error-terms"), Bond(reduce="sum"), Fixed(0.3), Gaussian(0.3))
     for estimator in (Central(), Forward(), Simultaneous(2), Central(normalize_rows=True))
-]
+] + [{"structure": Sequence(horizon)} for horizon in (None, 2)]
 
 
 def every_variant(rank, folder):
@@ -53,10 +54,12 @@ def every_variant(rank, folder):
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
 
     def train(model, wrapped, loss):
+        in_time = model[1].structure.in_time
         optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-2)
         for x in torch.randn(4, 7, 8, generator=torch.Generator().manual_seed(1)).double():
             optimizer.zero_grad()
-            loss(wrapped, x.split([5, 2])).backward()
+            rows = torch.stack((x, x.sin(), x.cos()), 1) if in_time else x
+            loss(wrapped, rows.split([5, 2])).backward()
             optimizer.step()
         model[1].exchange()
         return model.state_dict()
