@@ -127,7 +127,8 @@ def _call_with_memory(layer: "BlackBox", x: Tensor, context: tuple[Tensor, ...],
     assert isinstance(memory, Carried)
     d, structure = layer.in_features, layer.structure
     starts = [0]
-    if graded and isinstance(structure, Sequence) and not context:  # which might be cut in time, or not
+    # Not with a context, which would have to be cut or not, nor where all evaluations start at the beginning.
+    if graded and isinstance(structure, Sequence) and not context and not layer.estimator.together:
         starts = structure.starts(x.shape[1] // d)
     answers, recall = [], []
     recorder = Recorder(function)

@@ -36,7 +36,10 @@ class Circumstances(NamedTuple):
 def differentiate(
     layer: "BlackBox", how: Circumstances, x: Tensor, y: Tensor, gy: Tensor, context: tuple[Tensor, ...]
 ) -> Tensor:
-    """The gradient [B, d] at x [B, d], where the box lives. Changes of state come last, so an exception leaves none."""
+    """The gradient [B, d] at x [B, d], where the box lives.
+
+    Changes of state come last, so that an exception leaves none; but what was found out about the structure is kept.
+    """
     memory = layer.memory
     with memory.kept() if isinstance(memory, Snapshots) else contextlib.nullcontext():
         g, step = _differentiate(layer, how, arguments.inside(layer.limits, x), y, gy, context)

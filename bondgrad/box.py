@@ -37,10 +37,10 @@ POLICIES: dict[str, Callable[[], Policy]] = {"bond": Bond}
 class BlackBox(nn.Module):
     """A layer around a function that has no gradient.
 
-    The forward pass calls the function once on the batch. The backward pass evaluates it near each row, and turns the
-    answers and the gradient that arrives from the loss into the gradient at the inputs. Nothing happens in a backward
-    pass that is never asked for: under `torch.no_grad`, or when x needs no gradient, the layer is the function. In
-    `eval` mode gradients work too, but leave no trace in the layer's state.
+    The forward pass calls the function once on the batch (on sequences, with a state, in a few pieces). The backward
+    pass evaluates it near each row, and turns the answers and the gradient that arrives from the loss into the gradient
+    at the inputs. Nothing happens in a backward pass that is never asked for: under `torch.no_grad`, or when x needs no
+    gradient, the layer is the function. In `eval` mode gradients work too, but leave no trace in the layer's state.
 
     Args:
         fn: Maps rows to rows, [N, in_features] -> [N, out_features], as torch tensors or as numpy arrays; after x it is

@@ -21,7 +21,8 @@ class Sequence(Structure):
     output is taken to depend on the inputs of the last `horizon` time steps only.
 
     Where the box can start from a state (`BlackBox(state=...)`), evaluations start close to the first time step that
-    they move; that saves up to half of the time steps.
+    they move; that saves up to half of the time steps. To know the states there, the forward pass calls the box in a few
+    pieces, eight at most.
 
     Args:
         horizon: Time steps after which an input is forgotten. None: never. 1: an output depends on its own time step
