@@ -113,11 +113,11 @@ class Limits:
         if not bool((low < high).all()):
             raise ValueError(f"limits must have low < high for every input, got {limits!r}")
         self._exact = low.expand(in_features).clone(), high.expand(in_features).clone()
-        self._made: dict[tuple[torch.dtype, torch.device, int], tuple[Tensor, Tensor]] = {}
+        self._made: dict[tuple[torch.dtype, torch.device], tuple[Tensor, Tensor]] = {}
 
     def like(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Low and high, each like the rows of x [N, d], or [N, T·d]. Rounded inwards: no point may lie outside."""
-        key = (x.dtype, x.device, x.shape[-1])
+        key = (x.dtype, x.device)
         if key not in self._made:
             low, high = (limit.to(x.dtype) for limit in self._exact)
             inf = torch.tensor(math.inf, dtype=x.dtype, device="cpu")
@@ -125,9 +125,10 @@ class Limits:
             high = torch.where(high.double() > self._exact[1], torch.nextafter(high, -inf), high)
             if not bool((low < high).all()):
                 raise ValueError(f"limits must be within what {x.dtype} can tell apart: use float64, or other units")
-            times = x.shape[-1] // len(low)
-            self._made[key] = low.repeat(times).to(x.device), high.repeat(times).to(x.device)
-        return self._made[key]
+            self._made[key] = low.to(x.device), high.to(x.device)
+        low, high = self._made[key]
+        times = x.shape[-1] // len(low)
+        return (low, high) if times == 1 else (low.repeat(times), high.repeat(times))
 
 
 def inside(limits: Limits | None, x: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ Recall = tuple[tuple[int, Any], ...]
 NOTHING: Recall = ()
 
 
-class Forward(NamedTuple):
+class Pass(NamedTuple):
     """What a backward pass must know of its forward pass. As it is here: nothing special."""
 
     part: Part = ALONE  # where x stands in a joint batch
@@ -34,7 +34,7 @@ class Forward(NamedTuple):
 
 def evaluate(
     layer: "BlackBox", x: Tensor, context: tuple[Tensor, ...], autocast: torch.dtype | None, *, graded: bool
-) -> tuple[Tensor, Forward]:
+) -> tuple[Tensor, Pass]:
     """The box at x [B, d] itself, [B, d_out] in memory of its own.
 
     Inside an activation checkpoint the answer is kept, and given when the forward pass is run again. Its ticket is for
@@ -65,7 +65,7 @@ def _ask(
     autocast: torch.dtype | None,
     graded: bool,
     learns: bool,
-) -> tuple[Tensor, Forward]:
+) -> tuple[Tensor, Pass]:
     """See `evaluate`: the box is called, and the other processes are asked."""
     home = layer._function.home(x.device)
     rows = (x, *context) if home == x.device else tuple(t.to(home) for t in (x, *context))
@@ -80,27 +80,23 @@ def _ask(
     group = policy_state.ranks.current() if learns else None
     if group is None:
         # A forward pass that is run again takes part in nothing: the processes must not learn apart.
-        return y, Forward(policy_state.ranks.unlearnt() if in_backward() else ALONE, recall)
+        return y, Pass(policy_state.ranks.unlearnt() if in_backward() else ALONE, recall)
     state = policy_state.read(x.device)
     at = arguments.inside(layer.limits, x).reshape(-1, layer.in_features)
     part, new_state = policy_state.ranks.exchange(group, layer.policy, state, at)
     policy_state.write(new_state)
-    return y, Forward(part, recall)
+    return y, Pass(part, recall)
 
 
 def _call(layer: "BlackBox", function: Callable[..., Tensor], x: Tensor, rows: tuple[Tensor, ...]) -> Tensor:
-    """The box at x [B, d]. What a call that fails may have taught about the function is forgotten."""
-    known = layer._function.out_features, layer._function.interfaces
-    try:
+    """The box at x [B, d]."""
+    with layer._function.learning():
         return layer.evaluator.run(
             # Copies, since the function may write into its arguments.
-            lambda: layer.evaluator.evaluate(
+            lambda: layer.evaluator.answers(
                 function, x.clone(memory_format=torch.contiguous_format), tuple(t.clone() for t in rows)
             )
-        )[0]
-    except BaseException:
-        layer._function.out_features, layer._function.interfaces = known
-        raise
+        )
 
 
 def _call_with_memory(layer: "BlackBox", x: Tensor, context: tuple[Tensor, ...], graded: bool) -> tuple[Tensor, Recall]:
@@ -117,13 +113,8 @@ def _call_with_memory(layer: "BlackBox", x: Tensor, context: tuple[Tensor, ...],
                 f"a box that keeps its own state is called with all rows of a batch, but max_rows={most} and there are "
                 f"{x.shape[0]}: give it smaller batches, or structure=Sequence() and rows as time steps"
             )
-        known = function.out_features, function.interfaces
-        try:
+        with function.learning(), memory.kept(only_after_failure=True):
             return function(x.clone(), *(c.clone() for c in context)), ((0, before),)
-        except BaseException:
-            function.out_features, function.interfaces = known
-            memory.restore(before)
-            raise
     assert isinstance(memory, Carried)
     d, structure = layer.in_features, layer.structure
     starts = [0]

@@ -100,7 +100,7 @@ class RowFunction:
         assert self.memory is not None
         try:
             leaves = self.memory.spec.flatten_up_to(state)
-            tensors = [torch.as_tensor(np.array(t) if isinstance(t, np.ndarray) else t) for t in leaves]
+            tensors = [state_tensor(t) for t in leaves]
         except (TypeError, ValueError, RuntimeError) as error:
             raise BoxError(
                 f"the box {describe(self.fn)} must return a state of the form it was given, of tensors or arrays: "
@@ -112,6 +112,16 @@ class RowFunction:
                 f"[{points.shape[0]}, ...], got {[list(t.shape) for t in tensors]}"
             )
         return tuple(t.detach().to(points.device) for t in tensors)
+
+    @contextlib.contextmanager
+    def learning(self) -> Iterator[None]:
+        """What a call that fails may have taught about the function is forgotten."""
+        known = self.out_features, self.interfaces
+        try:
+            yield
+        except BaseException:
+            self.out_features, self.interfaces = known
+            raise
 
     def home(self, device: torch.device) -> torch.device:
         """Where the function works, given that its rows come from `device`: they are best made there."""
@@ -235,6 +245,15 @@ def keeper(fn: object) -> object | None:
         if callable(getattr(candidate, "snapshot", None)) and callable(getattr(candidate, "restore", None)):
             return candidate
     return None
+
+
+def state_tensor(value: object) -> Tensor:
+    """A part of a state, whatever kind of numbers it has."""
+    if isinstance(value, np.ndarray):
+        return torch.as_tensor(value.copy(), device=CPU)
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{type(value).__name__} is neither a tensor nor an array")
+    return value
 
 
 class Form:

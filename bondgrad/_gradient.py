@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -10,12 +11,14 @@ from torch import Tensor
 
 from bondgrad import _arguments as arguments
 from bondgrad._device import is_capturing, look_is_free
-from bondgrad._forward import Forward, Recall
+from bondgrad._forward import Pass, Recall
 from bondgrad._memory import Snapshots
 from bondgrad._trace import Step
 from bondgrad.estimators import Site
 from bondgrad.policies import Batch
-from bondgrad.structure import Scene
+from bondgrad.structure import Structure
+from bondgrad.structure._findings import Found
+from bondgrad.structure._scene import Scene
 
 if TYPE_CHECKING:
     from bondgrad.box import BlackBox
@@ -29,17 +32,14 @@ class Circumstances(NamedTuple):
 
     training: bool
     autocast: torch.dtype | None  # for a box that does not run in full precision
-    forward: Forward = Forward()
+    forward: Pass = Pass()
     parameters: list[Tensor | None] | None = None  # of a box that is a module
 
 
 def differentiate(
     layer: "BlackBox", how: Circumstances, x: Tensor, y: Tensor, gy: Tensor, context: tuple[Tensor, ...]
 ) -> Tensor:
-    """The gradient [B, d] at x [B, d], where the box lives.
-
-    Changes of state come last, so that an exception leaves none; but what was found out about the structure is kept.
-    """
+    """The gradient [B, d] at x [B, d], where the box lives. Changes of state come last, so an exception leaves none."""
     memory = layer.memory
     with memory.kept() if isinstance(memory, Snapshots) else contextlib.nullcontext():
         g, step = _differentiate(layer, how, arguments.inside(layer.limits, x), y, gy, context)
@@ -60,8 +60,9 @@ def _differentiate(
     noise = max(eps, layer._function.rounding) if layer.noise is None else layer.noise
     capturing = is_capturing(x.device)
     asking = Asking(layer, x, y, context, how.forward.recall)
+    found: Found | None = None
     if findings is not None and how.training and not capturing and findings.due():
-        layer.evaluator.run(lambda: findings.look(asking.scene(noise, layer._function.rounding or eps)))
+        found = layer.evaluator.run(lambda: findings.look(asking.scene(noise, layer._function.rounding or eps)))
 
     generator = policy_state.random.on(x.device) if capturing else policy_state.random.fork(x.device)
     state = policy_state.read(x.device)
@@ -71,7 +72,8 @@ def _differentiate(
     # A step below the rounding of x would vanish in x + step.
     steps = steps._replace(size=torch.add(steps.size, rows.abs(), alpha=ULPS * eps))
     spent = layer._function.evaluations
-    g = asking.gradient(gy, torch.copysign(steps.size, steps.sign).view(-1, *x.shape))
+    structure = layer.structure if found is None else found.structure
+    g = asking.gradient(structure, gy, torch.copysign(steps.size, steps.sign).view(-1, *x.shape))
     spent = layer._function.evaluations - spent
     g_rows = g.reshape(rows.shape)
     # Wrappers average the gradient over the processes, so a row has a share of what it would have alone.
@@ -90,10 +92,12 @@ def _differentiate(
         if ranks > 1:
             policy_state.ranks.remember(how.forward.part, summary)
         if findings is not None:
+            if found is not None:
+                findings.accept(found)
             findings.credit += spent
     g = g_rows.view(x.shape)
     step = Step(x, gy, g)
-    if layer.structure.in_time:
+    if structure.in_time:
         step = Step(*(t.reshape(len(x), x.shape[1] // d, -1) for t in step))
     return g, step
 
@@ -128,11 +132,11 @@ class Asking:
 
     def scene(self, noise: float, rounding: float) -> Scene:
         """For finding out about the box."""
-        most = self._portion(0, self.x.shape[0] * self.x.shape[1])
-        scene = Scene(self.x, self.y, self._ask(0), most, noise, rounding, self.low, self.high)
-        return scene._replace(features=self.layer.in_features, whole=self.whole)
+        most = self._portion(0, sys.maxsize)
+        d = self.layer.in_features
+        return Scene(self.x, self.y, self._ask(0), most, noise, rounding, self.low, self.high, d, self.whole)
 
-    def gradient(self, gy: Tensor, delta: Tensor) -> Tensor:
+    def gradient(self, structure: Structure, gy: Tensor, delta: Tensor) -> Tensor:
         """The gradient [B, W] for gy [B, W_out], with perturbations [n, B, W], before any scaling of its rows."""
         layer, x, y = self.layer, self.x, self.y
         d = layer.in_features
@@ -140,7 +144,7 @@ class Asking:
         d_out = y.shape[1] // time
         starts = [0] if layer.estimator.together else [start for start, _ in self.recall]
         g: Tensor | None = None
-        for start, groups in layer.structure.windows(d, d_out, time, starts):
+        for start, groups in structure.windows(d, d_out, time, starts):
             at, out = start * d, start * d_out
             site = Site(x, y, gy, delta, self.low, self.high, groups, self.whole)
             if start > 0:
@@ -199,8 +203,7 @@ class Asking:
         def ask(points: Tensor, rows: slice | Tensor) -> Tensor:
             shape = points.shape[:-1]
             nearby = tuple(t[rows].repeat_interleave(shape[1:].numel(), 0) for t in beside)
-            y, ok = evaluator.evaluate(function, points.view(-1, points.shape[-1]), nearby)
-            return (y if ok is None else y.masked_fill(~ok[:, None], math.nan)).view(*shape, -1)
+            return evaluator.answers(function, points.view(-1, points.shape[-1]), nearby).view(*shape, -1)
 
         return ask
 

@@ -6,7 +6,7 @@ Only forward passes move a stream on. Perturbed evaluations start from what was 
 
 import contextlib
 import weakref
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,22 +14,18 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from bondgrad._function import Form, RowFunction, keeper
+from bondgrad._function import Form, RowFunction, keeper, state_tensor
 from bondgrad.errors import BoxError
 
 Leaves = tuple[Tensor, ...]  # of a state, [N, ...] each
 
 
-class Memory(nn.Module):
+class Memory(nn.Module, ABC):
     """What a box remembers."""
 
     @abstractmethod
     def before(self, rows: int, training: bool, device: torch.device) -> Any:  # noqa: ANN401
         """What the box remembers now, as something that stays as it is: for one forward pass with so many rows."""
-
-    @abstractmethod
-    def advance(self, after: Leaves, training: bool) -> None:
-        """What it remembers after a forward pass."""
 
     @abstractmethod
     def reset(self, training: bool) -> None:
@@ -51,7 +47,7 @@ class Carried(Memory):
         super().__init__()
         leaves, self.form = tree_flatten(initial)[0], Form(initial)
         try:
-            self.initial: Leaves = tuple(torch.as_tensor(leaf).detach().clone() for leaf in leaves)
+            self.initial: Leaves = tuple(state_tensor(leaf).detach().clone() for leaf in leaves)
         except (TypeError, ValueError, RuntimeError) as error:
             raise ValueError(f"state must be made of tensors or arrays, got {initial!r}") from error
         if not leaves or any(leaf.ndim == 0 for leaf in self.initial):
@@ -60,10 +56,11 @@ class Carried(Memory):
                 f"{[list(leaf.shape) for leaf in self.initial]}"
             )
         self._now: dict[bool, Leaves | None] = {True: None, False: None}
+        self._fresh = {True: True, False: True}  # streams that begin with `initial`
 
     def before(self, rows: int, training: bool, device: torch.device) -> Leaves:
         """See `Memory.before`."""
-        now = self._now[training]
+        now = None if self._fresh[training] else self._now[training]
         leaves = self.initial if now is None else now
         for leaf in leaves:
             if leaf.shape[0] not in ((1, rows) if now is None else (rows,)):
@@ -79,33 +76,41 @@ class Carried(Memory):
         return tuple(leaf.to(device).expand(rows, *leaf.shape[1:]).clone() for leaf in leaves)
 
     def advance(self, after: Leaves, training: bool) -> None:
-        """See `Memory.advance`. In place where possible, since a captured graph may use these very tensors."""
+        """What the box remembers after a forward pass. In place where possible, since a captured graph may use it."""
         now = self._now[training]
         if now is None or list(map(_kind, now)) != list(map(_kind, after)):
             self._now[training] = _copied(after)
         else:
             for old, new in zip(now, after, strict=True):
                 old.copy_(new)
+        self._fresh[training] = False
 
     def reset(self, training: bool) -> None:
-        """See `Memory.reset`."""
-        self._now[training] = None
+        """See `Memory.reset`. In place as well."""
+        for old, new in zip(self._now[training] or (), self.initial, strict=False):
+            if old.shape[1:] == new.shape[1:] and new.shape[0] in (1, old.shape[0]) and _kind(old)[3] is False:
+                old.copy_(new)
+        self._fresh[training] = True
 
     def switch(self, training: bool) -> None:
         """See `Memory.switch`."""
         if not training:
-            self._now[False] = None
+            self.reset(False)
 
     def get_extra_state(self) -> dict[str, Leaves | None]:
         """For `state_dict`."""
-        return {"train": _copied(self._now[True]), "eval": _copied(self._now[False])}
+        train, evaluation = (None if self._fresh[mode] else _copied(self._now[mode]) for mode in (True, False))
+        return {"train": train, "eval": evaluation}
 
     def set_extra_state(self, state: dict[str, Leaves | None]) -> None:
         """The counterpart of `get_extra_state`."""
         for leaves in state.values():
             if leaves is not None and len(leaves) != len(self.initial):
                 raise ValueError(f"a state of {len(leaves)} tensors does not fit a box with {len(self.initial)}")
-        self._now = {True: _copied(state["train"]), False: _copied(state["eval"])}
+        for mode, leaves in ((True, state["train"]), (False, state["eval"])):
+            self.reset(mode)
+            if leaves is not None:
+                self.advance(leaves, mode)
 
     def places(self, training: bool) -> tuple[int, ...] | None:
         """Where in memory the state lies that a captured graph works with; None: it has to be made first."""
@@ -120,21 +125,20 @@ class Snapshots(Memory):
     snapshot is restored many times, so the box must leave it as it is.
     """
 
-    def __init__(self, fn: Any) -> None:  # noqa: ANN401
+    def __init__(self, fn: Any, training: bool) -> None:  # noqa: ANN401
         super().__init__()
         self._box = (fn,)  # in a tuple: it is not a part of this module
         self.initial = fn.snapshot()
-        self._training, self._other = True, None  # the stream that goes on, and what the other was left with
+        self._training, self._other = training, None  # the stream that goes on, and what the other was left with
 
     def before(self, rows: int, training: bool, device: torch.device) -> Any:  # noqa: ANN401
         """See `Memory.before`."""
+        self.switch(training)
         return self._box[0].snapshot()
-
-    def advance(self, after: Leaves, training: bool) -> None:
-        """See `Memory.advance`: the box has done so itself."""
 
     def reset(self, training: bool) -> None:
         """See `Memory.reset`."""
+        self.switch(training)
         self._box[0].restore(self.initial)
 
     def switch(self, training: bool) -> None:
@@ -142,7 +146,7 @@ class Snapshots(Memory):
         if training == self._training:
             return
         now = self._box[0].snapshot()
-        self._box[0].restore(self._other if training else self.initial)
+        self._box[0].restore(self._other if training and self._other is not None else self.initial)
         self._training, self._other = training, now
 
     def belongs_to(self, box: object) -> bool:
@@ -154,12 +158,15 @@ class Snapshots(Memory):
         self._box[0].restore(before)
 
     @contextlib.contextmanager
-    def kept(self) -> Iterator[None]:
+    def kept(self, only_after_failure: bool = False) -> Iterator[None]:
         """Afterwards the box remembers what it did before, whatever was asked of it meanwhile."""
         now = self._box[0].snapshot()
         try:
             yield
-        finally:
+        except BaseException:
+            self._box[0].restore(now)
+            raise
+        if not only_after_failure:
             self._box[0].restore(now)
 
     def get_extra_state(self) -> dict[str, Any]:
@@ -188,7 +195,7 @@ def _kind(t: Tensor) -> tuple[object, ...]:
 _shared: "weakref.WeakValueDictionary[int, Snapshots]" = weakref.WeakValueDictionary()
 
 
-def find_memory(fn: Callable[..., Any], state: object) -> Memory | None:
+def find_memory(fn: Callable[..., Any], state: object, training: bool = True) -> Memory | None:
     """The kind that a box has, if any."""
     owner = keeper(fn)
     if owner is None:
@@ -197,7 +204,7 @@ def find_memory(fn: Callable[..., Any], state: object) -> Memory | None:
         raise ValueError("fn has snapshot() and restore(), so it keeps its own state: leave out state")
     memory = _shared.get(id(owner))
     if memory is None or not memory.belongs_to(owner):
-        memory = _shared[id(owner)] = Snapshots(owner)
+        memory = _shared[id(owner)] = Snapshots(owner, training)
     return memory
 
 

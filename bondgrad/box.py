@@ -25,7 +25,9 @@ from bondgrad.errors import BoxError
 from bondgrad.estimators import Central, Estimator, Forward, Simultaneous
 from bondgrad.evaluators import Evaluator, Local
 from bondgrad.policies import Bond, Policy
-from bondgrad.structure import Findings, Structure, Unknown, resolve
+from bondgrad.structure import Structure
+from bondgrad.structure._findings import Findings, Unknown
+from bondgrad.structure._resolve import resolve
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -116,7 +118,7 @@ class BlackBox(nn.Module):
         width = None if out_features is None else arguments.positive_int("out_features", out_features)
 
         found = resolve(structure, fn)
-        self.findings = Findings(found, seed) if isinstance(found, Unknown) else None
+        self.findings = Findings(found, self.in_features, seed) if isinstance(found, Unknown) else None
         self._structure = found if isinstance(found, Structure) else None
         self._told = structure is not None  # and not by the box itself
         self.structure.check(self.in_features, width)
@@ -296,25 +298,27 @@ class BlackBox(nn.Module):
         if name == "fn":
             arguments.check_callable(value)
             value = freeze(value) if isinstance(value, nn.Module) else value
-            self._function = self._function.replaced(value)
             if hasattr(self, "fn"):
                 self._replace_box(value)
+            self._function = self._function.replaced(value)
             self._modules.pop("fn", None)  # a function may take the place of a module
         super().__setattr__(name, value)
 
     def _replace_box(self, fn: Callable[..., Any]) -> None:
-        """What was known of another box does not hold any more."""
-        if not isinstance(self.memory, Carried):
-            self.memory = find_memory(fn, None)
-        self._answers.clear()
-        if self.findings is not None:
-            self.findings.forget()
-        elif not self._told:
+        """What was known of another box does not hold any more. Refuses a box that this layer was not made for."""
+        memory = self.memory if isinstance(self.memory, Carried) else find_memory(fn, None, self.training)
+        if not self._told:
             found = resolve(None, fn)
-            if isinstance(found, Unknown) or found.in_time != self.structure.in_time:
-                raise ValueError(f"the new box has {getattr(fn, 'structure', None)}, which needs a BlackBox of its own")
+            if isinstance(found, Unknown) or self.findings is not None or found.in_time != self.structure.in_time:
+                raise ValueError(f"a box with structure {getattr(fn, 'structure', None)} needs a BlackBox of its own")
             found.check(self.in_features, self.out_features)
             self._structure = found
+        elif self.findings is not None:
+            self.findings.forget()
+        self.memory = memory
+        if memory is not None:
+            memory.reset(self.training)
+        self._answers.clear()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """After a copy or unpickling, which is another layer."""

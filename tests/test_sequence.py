@@ -108,7 +108,10 @@ def test_starting_in_the_middle_changes_the_cost_only(horizon, estimator):
         assert close(b, a, 1e-8)
         layers[1].reset()
     if horizon is None and not estimator.together:
-        assert resumable.time_steps < 0.6 * plain.time_steps
+        # Eight pieces of three time steps: 24 + 21 + ... + 3 instead of 8 x 24, and the forward pass.
+        moves = 4 * 3 * 3 * estimator.evaluations(1)
+        assert resumable.time_steps == 2 * (4 * 24 + moves * 108)
+        assert plain.time_steps == 2 * (4 * 24 + moves * 192)
 
 
 def test_rows_are_time_steps_where_they_are_normalized():
@@ -194,7 +197,6 @@ def test_limits_context_and_half_precision():
 def test_portions(max_rows):
     box = Echo()
     x, gy = problem()
-    assert close(gradient(layer_of(box, 4, evaluator=Local(max_rows=max_rows)), x, gy), box.vjp(x, gy), 0.2)
     a, b = (gradient(layer_of(box, 4, evaluator=Local(max_rows=n)), x, gy) for n in (None, max_rows))
     assert close(a, b, 1e-8)
 
@@ -329,4 +331,4 @@ def test_on_each_device(device, horizon):
     box = Echo()
     x, gy = (t.to(device) for t in problem(time=30))
     layer = layer_of(box, horizon, torch.zeros(1, 12).double()).to(device)
-    assert close(gradient(layer, x, gy), box.vjp(x, gy), 0.1)
+    assert close(gradient(layer, x, gy), box.vjp(x, gy), {None: 1e-7, 4: 0.1, "auto": 0.01}[horizon])

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from bondgrad.estimators._estimator import Evaluate, Site, change, chunks, clamped, difference, span
-from bondgrad.structure import Part
+from bondgrad.structure._groups import Moves
 
 
 def column_vjp(site: Site, evaluate: Evaluate, max_rows: int, signs: Sequence[int]) -> Tensor:
@@ -40,7 +40,7 @@ def _slopes(site: Site, evaluate: Evaluate, ends: list[Tensor], rows: slice, inp
     return change(y, ok, site.y, site.gy).div_(span(ends, ok, x if j == d else x[:, inputs]))
 
 
-def _grouped_slopes(site: Site, evaluate: Evaluate, ends: list[Tensor], rows: slice, part: Part) -> Tensor:
+def _grouped_slopes(site: Site, evaluate: Evaluate, ends: list[Tensor], rows: slice, part: Moves) -> Tensor:
     """The slopes [b, n] along the n inputs of some groups, `ends` [b, d] being where all inputs are moved to."""
     x, inputs = site.x, part.inputs
     points = torch.where(part.moved[:, None], torch.stack(ends, 1)[:, None], x[:, None, None])  # [b, j, ends, d]

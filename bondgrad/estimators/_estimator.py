@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bondgrad.structure import Groups
+from bondgrad.structure._groups import Groups
 
 # evaluate(points [b, ..., d], rows): the box at points near each of b rows, `rows` saying which b of the batch.
 # Returns the outputs [b, ..., d_out] and ok [b, ...], False where an evaluation failed; None: none did.

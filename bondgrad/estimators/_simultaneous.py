@@ -5,7 +5,7 @@ from torch import Tensor
 
 from bondgrad._arguments import positive_int
 from bondgrad.estimators._estimator import Estimator, Evaluate, Site, change, chunks, clamped, difference, span
-from bondgrad.structure import Groups
+from bondgrad.structure._groups import Groups
 
 
 class Simultaneous(Estimator):
@@ -81,8 +81,10 @@ def _by_input(y: Tensor, base: Tensor, gy: Tensor, groups: Groups) -> tuple[Tens
     Returns:
         [b, j, d, 2] the changes, zero where an output failed, and whether none did.
     """
+    known = torch.isfinite(base)[:, None, None]
     finite = torch.isfinite(y)
-    moved = torch.where(finite, y - base[:, None, None], 0) * gy[:, None, None]
+    finite &= known | finite.all(2, keepdim=True)  # one end alone needs something to be compared with
+    moved = torch.where(finite, y - torch.where(known, base[:, None, None], 0), 0) * gy[:, None, None]
     heard = groups.total((~finite).to(y.dtype)) == 0  # [b, j, 2, d]
     sides = torch.where(heard, groups.total(moved), 0)
     return sides.transpose(2, 3), heard.transpose(2, 3)

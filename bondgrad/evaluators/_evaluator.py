@@ -1,5 +1,6 @@
 """What every evaluator answers: the box at these points."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TypeVar
@@ -30,6 +31,11 @@ class Evaluator(ABC):
         Consecutive rows 2k and 2k + 1 may be the two signs of one perturbation: they go to the same place, next to each
         other.
         """
+
+    def answers(self, function: Function, points: Tensor, context: tuple[Tensor, ...]) -> Tensor:
+        """As `evaluate`, with NaN where no answer came."""
+        y, ok = self.evaluate(function, points, context)
+        return y if ok is None else y.masked_fill(~ok[:, None], math.nan)
 
     @abstractmethod
     def run(self, work: Callable[[], T]) -> T:

@@ -2,11 +2,7 @@
 
 from bondgrad.structure._colouring import colour, lower_bound
 from bondgrad.structure._detect import Detection, detect
-from bondgrad.structure._findings import Findings, Unknown
-from bondgrad.structure._groups import Groups, Part
 from bondgrad.structure._plot import plot
-from bondgrad.structure._resolve import resolve
-from bondgrad.structure._scene import Scene
 from bondgrad.structure._sequence import Sequence
 from bondgrad.structure._structure import Blocks, Dense, Pattern, Structure
 
@@ -14,17 +10,11 @@ __all__ = [
     "Blocks",
     "Dense",
     "Detection",
-    "Findings",
-    "Groups",
-    "Part",
     "Pattern",
-    "Scene",
     "Sequence",
     "Structure",
-    "Unknown",
     "colour",
     "detect",
     "lower_bound",
     "plot",
-    "resolve",
 ]

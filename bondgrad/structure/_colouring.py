@@ -15,7 +15,7 @@ def colour(depends: Tensor) -> Tensor:
     Args:
         depends: [d_out, d] bool.
     """
-    used = depends.float()
+    used = depends.cpu().float()
     joined = ((used.T @ used) > 0).fill_diagonal_(False).numpy()  # [d, d]
     d = len(joined)
     colours = np.full(d, -1)

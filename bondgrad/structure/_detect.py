@@ -2,14 +2,17 @@
 
 import contextlib
 import math
+import sys
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from bondgrad import _arguments as arguments
 from bondgrad._function import RowFunction
+from bondgrad._precision import arithmetic
 from bondgrad.evaluators import Evaluator, Local
 from bondgrad.structure._colouring import colour, lower_bound
 from bondgrad.structure._scene import Scene, between, deviation
@@ -22,21 +25,21 @@ REPEATS = 16  # of a row, to see the noise
 SCREEN = 4.0  # standard deviations from which a change is looked at again
 CERTAIN = 6.0  # and of one that is believed
 AGAIN = 8  # times
-FALSE_ALARM = 0.01
-MISS = 0.01
 SQRT2 = math.sqrt(2)  # a change has twice the variance of an output
 
 
-class Detection(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Detection:
     """Which outputs depend on which inputs, and how well that is known."""
 
     depends: Tensor  # [d_out, d] bool
     noise: Tensor  # [d_out] standard deviation of the outputs; of exact ones, what rounding may do
     evaluations: int  # spent
     calls: int  # spent
-    false_alarm: float = FALSE_ALARM  # chance that any dependency was reported that is none, for normal noise
-    miss: float = MISS  # chance that a dependency was missed which once changed its output by `least`
-    unseen: float = 0.0  # dependencies that showed at none of the rows, by estimate
+    unseen: float  # dependencies that showed at none of the rows, by estimate
+
+    false_alarm: ClassVar[float] = 0.01  # chance that any dependency was reported that is none, for normal noise
+    miss: ClassVar[float] = 0.01  # chance, at each row, to overlook a change of `least`
 
     @property
     def least(self) -> Tensor:
@@ -97,22 +100,22 @@ def detect(
     def evaluate(points: Tensor, which: Tensor) -> Tensor:
         shape = points.shape[:-1]
         nearby = tuple(c[which].repeat_interleave(shape[1:].numel(), 0) for c in contexts)
-        return at.evaluate(function, points.view(-1, points.shape[-1]), nearby)[0].view(*shape, -1)
+        return at.answers(function, points.view(-1, points.shape[-1]), nearby).view(*shape, -1)
 
-    with torch.no_grad(), _in_eval_mode(fn):
-        y = at.run(lambda: at.evaluate(function, rows.clone(), tuple(c.clone() for c in contexts))[0].clone())
+    with arithmetic(True, rows.device, None), _in_eval_mode(fn):
+        y = at.run(lambda: at.answers(function, rows.clone(), tuple(c.clone() for c in contexts)).clone())
         low, high = (None, None) if bounds is None else bounds.like(rows)
         row_bytes = rows[0].nbytes + y[0].nbytes + sum(c[0].nbytes for c in contexts)
         eps = torch.finfo(rows.dtype).eps
         rounding = function.rounding or eps
 
         def work() -> tuple[Tensor, Tensor, float]:
-            most = at.portion(row_bytes, 2 * POINTS * rows.shape[1], rows.device)
+            most = at.portion(row_bytes, sys.maxsize, rows.device)
             scene = Scene(rows, y, evaluate, most, max(eps, rounding), rounding, low, high)
             return find_dependencies(scene, torch.Generator("cpu").manual_seed(seed))
 
         depends, noise, unseen = at.run(work)
-    return Detection(depends.cpu(), noise.cpu(), function.evaluations, function.calls, unseen=unseen)
+    return Detection(depends.cpu(), noise.cpu(), function.evaluations, function.calls, unseen)
 
 
 @contextlib.contextmanager
@@ -147,9 +150,7 @@ def find_dependencies(scene: Scene, generator: torch.Generator) -> tuple[Tensor,
     doubtful = depends & (seen.times < 2)
     if paired and bool(doubtful.any()):
         depends = (depends & ~doubtful) | confirmed(scene, seen, doubtful)
-    # Where every comparison failed nothing is known, so that anything may depend on it.
-    answers = torch.isfinite(scene.y).any(0)
-    depends |= (seen.heard == 0) & answers[:, None]
+    depends |= seen.heard == 0  # where every comparison failed, nothing is known
     pooled = seen.noise.square().mean(0).sqrt()
     return depends, pooled, unseen
 
@@ -237,7 +238,7 @@ def confirmed(scene: Scene, seen: Responses, doubtful: Tensor) -> Tensor:
     d = doubtful.shape[1]
     moves, which = torch.unique(seen.where[o, i] * d + i, return_inverse=True)  # [k] rows and inputs; [doubtful] which
     at, moved = moves // d, moves % d
-    threshold = _quantile(1 - FALSE_ALARM / (2 * len(o)))
+    threshold = _quantile(1 - Detection.false_alarm / (2 * len(o)))
     strength = []
     if scene.whole:  # all rows are moved to ask about one
         at_once, everywhere = 1, torch.arange(len(seen.rows), device=o.device)

@@ -3,7 +3,7 @@
 import math
 import warnings
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from bondgrad.structure._structure import Dense, Pattern, Structure
 from bondgrad.structure._watch import PRICE, missed
 
 SHARE = 0.01  # of the evaluations of training that looking again may cost
+CPU = torch.device("cpu")
 Known = dict[str, Any]  # numbers and tensors
 
 
@@ -42,12 +43,14 @@ class AutoPattern(Unknown):
     def look(self, known: Known | None, scene: Scene, generator: torch.Generator) -> Known | None:
         """See `Unknown.look`."""
         if known is None:
+            if not bool(torch.isfinite(scene.y).any()):
+                return None
             depends = find_dependencies(scene, generator)[0].cpu()
             _warn_of_idle_inputs(depends)
             return {"depends": depends}
         depends = known["depends"].to(scene.x.device)
         more = missed(depends, scene, generator)
-        if more is None or not bool(more.any()):
+        if not bool(more.any()):
             return known
         outputs = more.any(1).nonzero().squeeze(1).tolist()
         warnings.warn(
@@ -91,26 +94,38 @@ class AutoHorizon(Unknown):
         return known if last is not None and 0.75 * last <= horizon <= last else {"horizon": horizon}
 
 
+class Found(NamedTuple):
+    """What a look at the box brought."""
+
+    known: Known | None
+    structure: Structure
+    asked: int  # evaluations
+    generator: torch.Generator  # where it has got to
+
+
 class Findings(nn.Module):
     """What was found out so far; saved with the model."""
 
-    def __init__(self, unknown: Unknown, seed: int | None) -> None:
+    def __init__(self, unknown: Unknown, in_features: int, seed: int | None) -> None:
         super().__init__()
-        self.unknown = unknown
-        self.known: Known | None = None
-        self.credit = 0  # evaluations of training since the last look
-        self.price = PRICE  # evaluations that a look costs which finds nothing new
-        self.structure = unknown.structure(None)
+        self.unknown, self.in_features = unknown, in_features
         self.random = Generators(seed)
+        self.forget()
+
+    def forget(self) -> None:
+        """Nothing is known."""
+        self.known: Known | None = None
+        self.structure = self.unknown.structure(None)
+        self.credit = math.inf  # evaluations of training since the last look
+        self.price = PRICE  # evaluations that a look costs which finds nothing new
 
     def due(self) -> bool:
         """Whether it is time to look."""
-        return self.known is None or self.credit * SHARE >= self.price
+        return self.credit * SHARE >= self.price
 
-    def look(self, scene: Scene) -> None:
-        """Ask the box, and keep what it says."""
-        cpu = torch.device("cpu")
-        generator = self.random.fork(cpu)
+    def look(self, scene: Scene) -> Found:
+        """Ask the box. What it says is kept by `accept`."""
+        generator = self.random.fork(CPU)
         asked = 0
 
         def evaluate(points: Tensor, rows: Tensor) -> Tensor:
@@ -119,23 +134,27 @@ class Findings(nn.Module):
             return scene.evaluate(points, rows)
 
         known = self.unknown.look(self.known, scene._replace(evaluate=evaluate), generator)
-        self.random.join(cpu, generator)
-        if known is self.known:
-            self.credit, self.price = 0, asked
-        else:  # and more may have changed, so the next look comes soon
-            self.credit = 0 if self.known is None else math.ceil(self.price / SHARE)
-            self.known, self.structure = known, self.unknown.structure(known)
+        structure = self.structure if known is self.known else self.unknown.structure(known)
+        return Found(known, structure, asked, generator)
 
-    def forget(self) -> None:
-        """It is another box."""
-        self.known, self.credit, self.price, self.structure = None, 0, PRICE, self.unknown.structure(None)
+    def accept(self, found: Found) -> None:
+        """Keep what was found."""
+        self.random.join(CPU, found.generator)
+        if found.known is self.known:
+            self.credit, self.price = 0, found.asked
+        else:  # and, later than at first, more may have changed, so that the next look comes soon
+            self.credit = 0 if self.known is None else math.ceil(self.price / SHARE)
+            self.known, self.structure = found.known, found.structure
 
     def get_extra_state(self) -> dict[str, Any]:
         """For `state_dict`."""
-        return {"known": self.known, "credit": self.credit, "price": self.price, "random": self.random.state()}
+        known = None if self.known is None else dict(self.known)
+        return {"known": known, "credit": self.credit, "price": self.price, "random": self.random.state()}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """The counterpart of `get_extra_state`."""
-        self.known, self.credit, self.price = state["known"], state["credit"], state["price"]
-        self.structure = self.unknown.structure(self.known)
+        known = None if state["known"] is None else dict(state["known"])
+        structure = self.unknown.structure(known)
+        structure.check(self.in_features, None)
+        self.known, self.structure, self.credit, self.price = known, structure, state["credit"], state["price"]
         self.random.load(state["random"])

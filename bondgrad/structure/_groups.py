@@ -22,9 +22,9 @@ class Groups:
         self.colour, self.depends, self.cell = colour, depends, cell
         self.count = int(colour.max()) + 1
         self._matrices: dict[tuple[torch.dtype, torch.device], Tensor] = {}
-        self._parts: dict[tuple[int, int, torch.device], Part] = {}
+        self._parts: dict[tuple[int, int, torch.device], Moves] = {}
 
-    def part(self, groups: slice, device: torch.device) -> "Part":
+    def part(self, groups: slice, device: torch.device) -> "Moves":
         """Some of the groups, ready for work on a device."""
         key = (groups.start, groups.stop, device)
         if key not in self._parts:
@@ -39,7 +39,7 @@ class Groups:
         cells = products if self.cell == 1 else products.view(*products.shape[:-1], -1, self.cell).sum(-1)
         return cells @ self._matrices[key]
 
-    def _make(self, start: int, stop: int, device: torch.device) -> "Part":
+    def _make(self, start: int, stop: int, device: torch.device) -> "Moves":
         members = (self.colour >= start) & (self.colour < stop)
         whole = bool(members.all())
         inputs = members.nonzero().squeeze(1)  # [n]
@@ -64,7 +64,7 @@ class Groups:
         owner[group[i], c] = i
         moved = torch.zeros(stop - start, len(self.colour), dtype=torch.bool, device="cpu")
         moved[group, inputs] = True
-        return Part(
+        return Moves(
             inputs=slice(None) if whole else inputs.to(device),
             moved=moved.to(device),
             owner=owner.flatten().to(device),
@@ -82,7 +82,7 @@ class Sum(NamedTuple):
     padded: bool  # whether some of the cells are the zero behind the last
 
 
-class Part(NamedTuple):
+class Moves(NamedTuple):
     """Some of the groups, j of them, with n inputs."""
 
     inputs: Tensor | slice  # [n] which

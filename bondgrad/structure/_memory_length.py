@@ -42,7 +42,7 @@ def memory_length(scene: Scene, generator: torch.Generator) -> int:
         silence.append(change[:, :start].flatten())
     if seen[0] < r * d * len(starts) / 2 or bool((seen == 0).any()):  # too many evaluations failed
         return 0
-    power /= seen.clamp(min=1)
+    power /= seen
     quiet = torch.cat(silence)
     noise = quiet.mean() if len(quiet) else power.new_zeros(())
     power = torch.where(power > 2 * noise, power - noise, 0)

@@ -8,7 +8,7 @@ from torch import Tensor
 from bondgrad.structure._colouring import colour as colour_of
 from bondgrad.structure._colouring import lower_bound
 from bondgrad.structure._detect import Detection
-from bondgrad.structure._structure import Pattern
+from bondgrad.structure._structure import Pattern, as_pattern
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,7 +41,7 @@ def plot(what: "Tensor | Detection | BlackBox", ax: "Axes | None" = None, time: 
     names = "tab10" if count <= 10 else "tab20" if count <= 20 else "turbo"
     palette = plt.get_cmap(names)
     # Of many colours, neighbours had better not be alike.
-    shades = torch.tensor([palette(i if count <= 20 else (i * 0.618) % 1.0) for i in range(count)])
+    shades = torch.tensor([palette(i if count <= 20 else (i * 0.618) % 1.0) for i in range(count)], device="cpu")
     outputs, inputs = depends.nonzero().unbind(1)
     rows, columns = depends.shape
     # As large as its cell of the pattern, and never too small to be seen.
@@ -68,8 +68,8 @@ def _drawn(what: Any, time: int) -> tuple[Tensor, Tensor]:  # noqa: ANN401
     """The pattern [d_out, d] and the colour of each input [d]."""
     if isinstance(what, Detection):
         what = what.depends
-    if isinstance(what, Tensor):
-        return what, colour_of(what)
+    if (pattern := as_pattern(what)) is not None:
+        return pattern.cpu(), colour_of(pattern)
     structure, d, d_out = what.structure, what.in_features, what.out_features
     if d_out is None:
         raise ValueError("this BlackBox does not know its outputs yet: call it once, or give out_features")
@@ -77,5 +77,5 @@ def _drawn(what: Any, time: int) -> tuple[Tensor, Tensor]:  # noqa: ANN401
         return structure.depends, colour_of(structure.depends)
     groups = structure.windows(d, d_out, time, [0])[0].groups
     if groups is None:
-        return torch.ones(d_out, d, dtype=torch.bool), torch.arange(d)
+        return torch.ones(d_out, d, dtype=torch.bool, device="cpu"), torch.arange(d, device="cpu")
     return groups.depends.repeat_interleave(groups.cell, 0), groups.colour

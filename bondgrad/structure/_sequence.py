@@ -1,7 +1,6 @@
 """Boxes of sequences: outputs depend on the inputs of their own time step and of earlier ones."""
 
 from collections.abc import Sequence as Numbers
-from typing import Any
 
 import torch
 
@@ -9,7 +8,6 @@ from bondgrad._arguments import positive_int
 from bondgrad.structure._groups import Groups
 from bondgrad.structure._structure import Structure, Window
 
-KEPT = 32  # lengths of sequences for which the work is prepared
 PIECES = 8  # into which a sequence is cut where the box can start in the middle
 
 
@@ -21,7 +19,7 @@ class Sequence(Structure):
     output is taken to depend on the inputs of the last `horizon` time steps only.
 
     Where the box can start from a state (`BlackBox(state=...)`), evaluations start close to the first time step that
-    they move; that saves up to half of the time steps. To know the states there, the forward pass calls the box in a few
+    they move; that saves up to 44 % of the time steps. To know the states there, the forward pass calls the box in
     pieces, eight at most.
 
     Args:
@@ -35,21 +33,9 @@ class Sequence(Structure):
         if isinstance(horizon, str) and horizon != "auto":
             raise ValueError(f"horizon must be a number of time steps, None or 'auto', got {horizon!r}")
         self.horizon = horizon if horizon is None or isinstance(horizon, str) else positive_int("horizon", horizon)
-        self._made: dict[tuple[int, ...], Groups] = {}
 
     def __repr__(self) -> str:
         return f"Sequence(horizon={self.horizon!r})"
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Copies need not carry what can be made again."""
-        return self.__dict__ | {"_made": {}}
-
-    def check(self, in_features: int, out_features: int | None) -> None:
-        """See `Structure.check`: any shape will do."""
-
-    def groups(self, in_features: int, out_features: int) -> Groups | None:
-        """Of a single time step."""
-        return None
 
     def starts(self, time: int) -> list[int]:
         """Time steps from which an evaluation had better start, where the box can."""
@@ -71,14 +57,15 @@ class Sequence(Structure):
     def _groups(self, in_features: int, out_features: int, time: int, reach: int, phases: int) -> Groups:
         """Every `reach`-th time step moves together, beginning with each of the first `phases`; one input at a time."""
         key = (in_features, out_features, time, reach, phases)
-        if key not in self._made:
-            if len(self._made) >= KEPT:  # sequences of ever other lengths
-                self._made.pop(next(iter(self._made)))
-            t = torch.arange(time, device="cpu")
-            phase = torch.where(t % reach < phases, t % reach, -1)  # [T]
-            colour = phase[:, None] * in_features + torch.arange(in_features, device="cpu")  # [T, d]
-            colour = torch.where(phase[:, None] < 0, -1, colour)
-            lag = t[:, None] - t  # [T, T] from input to output
-            depends = ((lag >= 0) & (lag < reach)).repeat_interleave(in_features, 1)  # [T, T·d]
-            self._made[key] = Groups(colour.flatten(), depends, out_features)
-        return self._made[key]
+        return self._kept(key, lambda: _make(*key))
+
+
+def _make(in_features: int, out_features: int, time: int, reach: int, phases: int) -> Groups:
+    """See `Sequence._groups`."""
+    t = torch.arange(time, device="cpu")
+    phase = torch.where(t % reach < phases, t % reach, -1)  # [T]
+    colour = phase[:, None] * in_features + torch.arange(in_features, device="cpu")  # [T, d]
+    colour = torch.where(phase[:, None] < 0, -1, colour)
+    lag = t[:, None] - t  # [T, T] from input to output
+    depends = ((lag >= 0) & (lag < reach)).repeat_interleave(in_features, 1)  # [T, T·d]
+    return Groups(colour.flatten(), depends, out_features)

@@ -1,16 +1,17 @@
 """What is known of which outputs depend on which inputs."""
 
-import functools
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from bondgrad._arguments import positive_int
 from bondgrad.structure._colouring import colour
 from bondgrad.structure._groups import Groups
+
+KEPT = 8  # shapes for which a structure keeps its groups: sequences may come in ever other lengths
 
 
 class Window(NamedTuple):
@@ -20,12 +21,11 @@ class Window(NamedTuple):
     groups: Groups | None
 
 
-class Structure(ABC):
+class Structure:
     """Says which inputs may move together."""
 
     in_time = False  # whether x is sequences of rows
 
-    @abstractmethod
     def check(self, in_features: int, out_features: int | None) -> None:
         """Refuse a box of another shape; `out_features` is None where it is not known yet."""
 
@@ -33,9 +33,9 @@ class Structure(ABC):
         """The number of outputs, if it follows."""
         return None
 
-    @abstractmethod
     def groups(self, in_features: int, out_features: int) -> Groups | None:
         """The groups. None: every input is one of its own, and all outputs speak for it."""
+        return None
 
     def windows(self, in_features: int, out_features: int, time: int, starts: Sequence[int]) -> list[Window]:
         """The groups by where their evaluation can start, given the time steps at which the box can.
@@ -44,19 +44,25 @@ class Structure(ABC):
         """
         return [Window(0, self.groups(in_features, out_features))]
 
+    def _kept(self, key: Hashable, make: Callable[[], Groups]) -> Groups:
+        """The groups for a shape, made once."""
+        made: dict[Hashable, Groups] = self.__dict__.setdefault("_made", {})
+        if key not in made:
+            if len(made) >= KEPT:
+                made.pop(next(iter(made)))
+            made[key] = make()
+        return made[key]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies need not carry what can be made again."""
+        return {name: value for name, value in self.__dict__.items() if name != "_made"}
+
 
 class Dense(Structure):
     """Every output may depend on every input."""
 
     def __repr__(self) -> str:
         return "'dense'"
-
-    def check(self, in_features: int, out_features: int | None) -> None:
-        """See `Structure.check`."""
-
-    def groups(self, in_features: int, out_features: int) -> Groups | None:
-        """See `Structure.groups`."""
-        return None
 
 
 class Blocks(Structure):
@@ -90,13 +96,12 @@ class Blocks(Structure):
 
     def groups(self, in_features: int, out_features: int) -> Groups | None:
         """See `Structure.groups`."""
-        return _groups_of_blocks(in_features // self.n_in, self.n_in, self.n_out)
+        return self._kept(in_features, lambda: self._make(in_features))
 
-
-@functools.lru_cache(maxsize=32)
-def _groups_of_blocks(blocks: int, n_in: int, n_out: int) -> Groups:
-    i = torch.arange(blocks * n_in, device="cpu")
-    return Groups(i % n_in, torch.arange(blocks, device="cpu")[:, None] == i // n_in, n_out)
+    def _make(self, in_features: int) -> Groups:
+        i = torch.arange(in_features, device="cpu")
+        block = torch.arange(in_features // self.n_in, device="cpu")
+        return Groups(i % self.n_in, block[:, None] == i // self.n_in, self.n_out)
 
 
 class Pattern(Structure):
@@ -106,13 +111,12 @@ class Pattern(Structure):
         depends: [d_out, d_in] bool, True where an output depends on an input.
     """
 
-    def __init__(self, depends: Tensor) -> None:
-        self.depends = depends.cpu().clone()
-        self._groups: Groups | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Copies need not carry what can be made again."""
-        return self.__dict__ | {"_groups": None}
+    def __init__(self, depends: Tensor | np.ndarray) -> None:
+        pattern = as_pattern(depends)
+        if pattern is None:
+            raise ValueError(f"a pattern must be boolean, [out_features, in_features], got {depends!r}")
+        self.depends = pattern.cpu().clone()
+        self._dense = bool(self.depends.all())
 
     def __repr__(self) -> str:
         d_out, d_in = self.depends.shape
@@ -132,6 +136,13 @@ class Pattern(Structure):
 
     def groups(self, in_features: int, out_features: int) -> Groups | None:
         """See `Structure.groups`."""
-        if self._groups is None:
-            self._groups = Groups(colour(self.depends), self.depends)
-        return None if bool(self.depends.all()) else self._groups
+        return None if self._dense else self._kept(0, lambda: Groups(colour(self.depends), self.depends))
+
+
+def as_pattern(value: object) -> Tensor | None:
+    """The value as a pattern [d_out, d_in] of booleans, if it is one."""
+    if isinstance(value, np.ndarray) and value.dtype == bool:
+        value = torch.from_numpy(np.ascontiguousarray(value))
+    if not isinstance(value, Tensor) or value.dtype != torch.bool or value.ndim != 2 or value.numel() == 0:
+        return None
+    return value.to_dense() if value.layout != torch.strided else value

@@ -10,11 +10,11 @@ from bondgrad.structure._scene import Scene, between, deviation
 
 CHECKS = 16  # at a time
 PRICE = 3 * CHECKS  # in evaluations
-AGAIN = 16  # times that a suspicion is looked into
+TRIALS = 16  # of a suspicion
 
 
-def missed(depends: Tensor, scene: Scene, generator: torch.Generator) -> Tensor | None:
-    """Dependencies [d_out, d] that a pattern does not have, if a quick look finds any.
+def missed(depends: Tensor, scene: Scene, generator: torch.Generator) -> Tensor:
+    """Dependencies [d_out, d] that a pattern does not have, as far as a quick look finds any.
 
     Many inputs are moved at once. By the pattern some outputs depend on none of them; those must stay as they are. So
     a few evaluations look at a good part of the pattern, and not at one input. When an output does change, the inputs
@@ -25,9 +25,10 @@ def missed(depends: Tensor, scene: Scene, generator: torch.Generator) -> Tensor 
         scene: The box.
         generator: For the choice of rows and inputs.
     """
+    found = torch.zeros_like(depends)
     open_outputs = (~depends).any(1).nonzero().squeeze(1)
     if len(open_outputs) == 0:
-        return None
+        return found
     rows = scene.choose(CHECKS, generator)
     x, k, device = scene.x[rows], len(rows), scene.x.device
     moving = torch.stack([_moving(depends, open_outputs, i, generator) for i in range(k)])  # [k, d]
@@ -41,17 +42,16 @@ def missed(depends: Tensor, scene: Scene, generator: torch.Generator) -> Tensor 
     noise = torch.maximum(noise, scene.rounding_noise()(y[:, 0], y[:, 1]))  # [k, d_out]
     suspected = ((y[:, 0] - y[:, 1]).abs() > SCREEN * SQRT2 * noise) & quiet
     if not bool(suspected.any()):
-        return None
+        return found
 
     chosen = torch.ones(k, dtype=torch.bool, device=device) if scene.whole else suspected.any(1)
     rows, x, target, moved, moving = rows[chosen], x[chosen], target[chosen], moved[chosen], moving[chosen]
     noise, suspected = noise[chosen], suspected[chosen]
-    pairs = torch.stack((moved, x), 1).unsqueeze(1).expand(-1, AGAIN, -1, -1)
-    y = scene.ask(pairs, rows)  # [k, AGAIN, 2, d_out]
+    pairs = torch.stack((moved, x), 1).unsqueeze(1).expand(-1, TRIALS, -1, -1)
+    y = scene.ask(pairs, rows)  # [k, TRIALS, 2, d_out]
     change = y[:, :, 0] - y[:, :, 1]
     noise = torch.maximum(noise, change.std(1).nan_to_num(0) / SQRT2)  # of these rows
-    reacting = suspected & (change.nanmean(1).abs() * math.sqrt(AGAIN) > CERTAIN * SQRT2 * noise)
-    found = torch.zeros_like(depends)
+    reacting = suspected & (change.nanmean(1).abs() * math.sqrt(TRIALS) > CERTAIN * SQRT2 * noise)
     for j in reacting.any(1).nonzero().squeeze(1).tolist():
         if bool(((found & moving[j]).any(1) | ~reacting[j]).all()):
             continue  # by what is known already
@@ -61,7 +61,7 @@ def missed(depends: Tensor, scene: Scene, generator: torch.Generator) -> Tensor 
         single &= reacting[j][:, None] & moving[j]
         unexplained = reacting[j] & ~single.any(1)  # only several inputs together move it
         found |= single | (unexplained[:, None] & moving[j])
-    return found & ~depends if bool(found.any()) else None
+    return found
 
 
 def _moving(depends: Tensor, open_outputs: Tensor, i: int, generator: torch.Generator) -> Tensor:
