@@ -13,7 +13,7 @@ from bondgrad.policies import Fixed
 from bondgrad.structure import Pattern
 from bondgrad.testing.boxes import Sparse
 from tests.helpers import close, gradient, on_each_device, same_state
-from tests.test_structure import banded, blocks, shuffled
+from tests.patterns import banded, blocks, shuffled
 
 
 def noisy(box, sigma, seed=0):
