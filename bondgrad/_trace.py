@@ -25,7 +25,7 @@ class Stats(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What one backward pass saw, for step hooks."""
+    """What one backward pass saw, for step hooks. Of sequences, [B, T, ...] each."""
 
     x: Tensor  # [B, d] the rows, inside the limits
     gy: Tensor  # [B, d_out] the loss's gradient at the box's outputs

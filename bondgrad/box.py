@@ -55,10 +55,11 @@ class BlackBox(nn.Module):
         noise: Half-width b of the noise on the function's outputs. None: the rounding of their floating-point type.
         limits: (low, high), each a number or one number per input. No point outside is ever evaluated: x is clamped,
             and the gradient found at the clamped point is passed on. (A NaN in x is passed on to fn.)
-        structure: Which outputs depend on which inputs; inputs that share none move together, and a gradient costs that
-            many evaluations less. A bool pattern [out_features, in_features], an instance from `bondgrad.structure`
-            (`Blocks`, or `Sequence` for x [..., T, in_features]), "dense" (all on all), or "auto" (found out at the
-            first training step, and watched from then on). None: what fn says of itself as `fn.structure`, or "dense".
+        structure: Which outputs depend on which inputs; inputs that share none move together, and a gradient costs
+            evaluations per group instead of per input. A bool pattern [out_features, in_features], an instance from
+            `bondgrad.structure` (`Blocks`, or `Sequence` for x [..., T, in_features]), "dense" (all on all), or "auto"
+            (found out at the first training step, and watched from then on). None: what fn says of itself as
+            `fn.structure`, or "dense".
         state: For a box with memory, fn(x, state, *context) -> (y, state): the state it begins with, tensors [N, ...]
             with one entry per row, or [1, ...]. The forward pass moves it on, the backward pass starts from what it
             was.
