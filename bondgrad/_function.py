@@ -1,21 +1,18 @@
 """The user's function, called with the arrays it understands, and its answer checked."""
 
 import contextlib
-import functools
-import inspect
 import time
 from collections.abc import Callable, Iterator
-from types import CodeType
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from bondgrad._interfaces import Interface, find_interfaces
 from bondgrad.errors import BoxError
 
-Interface = Literal["torch", "numpy"]
 CPU = torch.device("cpu")
 ANNOTATE = "If it expects numpy arrays, or tensors, annotate its first parameter so (x: np.ndarray, x: torch.Tensor)."
 
@@ -296,56 +293,6 @@ def from_numpy(array: np.ndarray) -> Tensor:
 def describe(fn: Callable[..., Any]) -> str:
     """A name for messages."""
     return str(getattr(fn, "__name__", type(fn).__name__))
-
-
-def find_interfaces(fn: Callable[..., Any]) -> tuple[Interface, ...]:
-    """Whether fn takes tensors or arrays, as far as that can be told without calling it: what to try, in order."""
-    if isinstance(fn, nn.Module):
-        return ("torch",)
-    if isinstance(fn, np.ufunc):
-        return ("numpy",)
-    try:
-        first = next(iter(inspect.signature(fn).parameters.values()), None)
-    except (ValueError, TypeError):  # a builtin that does not say
-        first = None
-    annotation = "" if first is None else str(first.annotation)
-    if "Tensor" in annotation:
-        return ("torch",)
-    if "ndarray" in annotation or "NDArray" in annotation or "ArrayLike" in annotation:
-        return ("numpy",)
-    while isinstance(fn, functools.partial):
-        fn = fn.func
-    fn = inspect.unwrap(fn)
-    function = fn if inspect.isroutine(fn) else type(fn).__call__
-    function = getattr(function, "__func__", function)  # of a bound method
-    code = getattr(function, "__code__", None)
-    if not isinstance(code, CodeType):
-        return ("torch", "numpy")
-    libraries = {library_of(value) for value in referenced_values(function, code)}
-    # Code that names both takes tensors and converts.
-    return ("numpy", "torch") if "numpy" in libraries and "torch" not in libraries else ("torch", "numpy")
-
-
-def referenced_values(function: Any, code: CodeType) -> Iterator[object]:  # noqa: ANN401
-    """What the globals and closure variables that the code names are bound to."""
-    for cell in function.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:  # a variable not assigned yet
-            continue
-    pending = [code]
-    while pending:
-        code = pending.pop()
-        for name in code.co_names:
-            if name in function.__globals__:
-                yield function.__globals__[name]
-        pending += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-
-
-def library_of(value: object) -> str:
-    """The top-level package that a module, class, function or instance comes from."""
-    name = getattr(value, "__name__", "") if inspect.ismodule(value) else getattr(value, "__module__", None)
-    return str(name or type(value).__module__).split(".")[0]
 
 
 def is_out_of_memory(error: BaseException) -> bool:
