@@ -31,8 +31,11 @@ def plot(what: "Tensor | Detection | BlackBox", ax: "Axes | None" = None, time: 
         >>> ax.get_title()
         '1 group for 4 inputs (at least 1)'
     """
-    import matplotlib.pyplot as plt  # loads late, and is not needed elsewhere
-    from matplotlib.ticker import MaxNLocator
+    try:  # loads late, and is not needed elsewhere
+        import matplotlib.pyplot as plt
+        from matplotlib.ticker import MaxNLocator
+    except ImportError as error:
+        raise ImportError("structure.plot draws with matplotlib: pip install matplotlib") from error
 
     depends, colour = _drawn(what, time)
     if ax is None:
