@@ -179,6 +179,7 @@ class RowFunction:
             first_try = error.__context__ if len(self.interfaces) == 2 else None  # with the other kind of array
             also = "" if first_try is None else f" (and, tried otherwise, {type(first_try).__name__}: {first_try})"
             hint = "" if isinstance(self.fn, nn.Module) else f" {ANNOTATE}"
+            hint += "" if self.memory is None else " It is called as fn(x, state, *context)."
             raise BoxError(
                 f"the box {describe(self.fn)} raised {type(error).__name__} on {self._words(points)}: {error}{also}. "
                 f"Call it yourself on an array of that shape to see why.{hint}"
@@ -226,7 +227,7 @@ class RowFunction:
         if width is not None and answer.shape[-1] != width:
             raise BoxError(
                 f"the box {name} must return {expected}, got {list(answer.shape)}: its output width must not change, "
-                "and must equal out_features where that was given"
+                "and must equal out_features or what follows from structure, where they were given"
             )
         self.out_features = answer.shape[-1]
         self.rounding = torch.finfo(answer.dtype).eps if answer.dtype.is_floating_point else 0.0

@@ -4,7 +4,7 @@ import contextlib
 import math
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from bondgrad.box import BlackBox
 
 ULPS = 4  # the least step, in units of the rounding of x
+T = TypeVar("T")
 Ask = Callable[[Tensor, slice | Tensor], Tensor]  # (points [b, ..., d], which b rows) -> [b, ..., d_out]
 
 
@@ -39,7 +40,10 @@ class Circumstances(NamedTuple):
 def differentiate(
     layer: "BlackBox", how: Circumstances, x: Tensor, y: Tensor, gy: Tensor, context: tuple[Tensor, ...]
 ) -> Tensor:
-    """The gradient [B, d] at x [B, d], where the box lives. Changes of state come last, so an exception leaves none."""
+    """The gradient [B, d] at x [B, d], where the box lives.
+
+    Changes of state come last, so that a box that fails leaves none. Then come the hooks.
+    """
     memory = layer.memory
     with memory.kept() if isinstance(memory, Snapshots) else contextlib.nullcontext():
         g, step = _differentiate(layer, how, arguments.inside(layer.limits, x), y, gy, context)
@@ -61,8 +65,8 @@ def _differentiate(
     capturing = is_capturing(x.device)
     asking = Asking(layer, x, y, context, how.forward.recall)
     found: Found | None = None
-    if findings is not None and how.training and not capturing and findings.due():
-        found = layer.evaluator.run(lambda: findings.look(asking.scene(noise, layer._function.rounding or eps)))
+    if findings is not None and how.training and not capturing and findings.due(x.shape[1] // d):
+        found = asking.run(lambda: findings.look(asking.scene(noise, layer._function.rounding or eps)))
 
     generator = policy_state.random.on(x.device) if capturing else policy_state.random.fork(x.device)
     state = policy_state.read(x.device)
@@ -143,6 +147,7 @@ class Asking:
         time = x.shape[1] // d
         d_out = y.shape[1] // time
         starts = [0] if layer.estimator.together else [start for start, _ in self.recall]
+        structure.check(d, d_out)  # a pattern may have been loaded for another box
         g: Tensor | None = None
         for start, groups in structure.windows(d, d_out, time, starts):
             at, out = start * d, start * d_out
@@ -181,7 +186,11 @@ class Asking:
             del self.failed[before:]
             return self.layer.estimator.vjp(site, evaluate, self._portion(start, wanted))
 
-        return self.layer.evaluator.run(work).to(self.x.dtype)
+        return self.run(work).to(self.x.dtype)
+
+    def run(self, work: Callable[[], T]) -> T:
+        """Run it; again with less at once, if that was too much and can be changed."""
+        return work() if self.whole else self.layer.evaluator.run(work)
 
     def _portion(self, start: int, wanted: int) -> int:
         batch = self.x.shape[0]

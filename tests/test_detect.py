@@ -12,6 +12,7 @@ from bondgrad.structure import colour, detect, lower_bound
 from bondgrad.testing.boxes import Sparse
 from tests.helpers import gradient, same_state
 from tests.patterns import PATTERNS, blocks, shuffled
+from tests.test_memory import Device
 
 
 def noisy(box, sigma, seed=0):
@@ -275,7 +276,14 @@ def test_context_and_portions():
     assert found.evaluations == sum(calls)
 
 
-@pytest.mark.parametrize(("x", "error"), [(torch.randn(3), ValueError), (np.ones((2, 3)), TypeError)])
+def test_a_device_with_memory_is_refused():
+    with pytest.raises(ValueError, match="without memory"):
+        detect(Device(), torch.randn(5, 3))
+
+
+@pytest.mark.parametrize(
+    ("x", "error"), [(torch.randn(3), ValueError), (torch.randn(2, 3, 4), ValueError), (np.ones((2, 3)), TypeError)]
+)
 def test_rows_that_are_none(x, error):
     with pytest.raises(error, match="x must"):
         detect(torch.sin, x)

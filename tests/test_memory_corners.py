@@ -311,3 +311,20 @@ def test_resets_leave_the_state_where_it_is():
     assert layer.version == before
     assert torch.allclose(layer(xs[0]), expected(xs, gys)[0][0])
     assert layer.version == before
+
+
+def test_a_device_that_ran_out_of_memory_once():
+    class Greedy(Device):
+        calls = 0
+
+        def __call__(self, x: np.ndarray):
+            self.calls += 1
+            if self.calls == 3:
+                raise torch.OutOfMemoryError
+            return super().__call__(x)
+
+    layer = BlackBox(Greedy(), 3, policy=Fixed(1e-5), seed=0)
+    xs, gys = stream(2)
+    with pytest.raises(torch.OutOfMemoryError):
+        gradient(layer, xs[0], gys[0])
+    assert close(gradient(layer, xs[1], gys[1]), expected(xs, gys)[1][1], 1e-8)

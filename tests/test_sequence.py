@@ -1,7 +1,5 @@
 """Boxes of sequences: the Jacobian is causal, and memory may fade."""
 
-import copy
-
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -219,90 +217,6 @@ def test_a_sequence_that_fails_costs_its_own_time_steps():
 def test_horizons_that_are_none(horizon):
     with pytest.raises(ValueError, match="horizon"):
         Sequence(horizon)
-
-
-# ---- the measured horizon
-
-
-@pytest.mark.parametrize("radius", [0.3, 0.6, 0.9])
-@pytest.mark.parametrize("noise", [None, 1e-4])
-def test_measured_horizon(radius, noise):
-    box = Echo(radius=radius)
-    generator = torch.Generator().manual_seed(0)
-
-    def fn(x):
-        y = box(x)
-        return y if noise is None else y + noise * torch.randn(y.shape, dtype=y.dtype, generator=generator)
-
-    x, gy = problem(n=8, time=60)
-    layer = layer_of(fn, "auto", noise=noise, policy="bond")
-    gradient(layer, x, gy)
-    assert 1 < layer.structure.horizon < 60
-    exact = box.vjp(x, gy)
-    assert close(gradient(layer_of(box, layer.structure.horizon), x, gy), exact, 0.02 if noise is None else 0.05)
-    if noise is None:
-        assert not close(gradient(layer_of(box, layer.structure.horizon // 2), x, gy), exact, 0.02)
-
-
-def test_memory_that_does_not_fade():
-    layer = layer_of(lambda x: torch.sin(x).cumsum(1), "auto")
-    x = torch.randn(2, 30, 3).double()
-    gradient(layer, x, torch.randn(2, 30, 3).double())
-    assert layer.structure.horizon is None
-
-
-def test_the_measured_horizon_follows_the_box():
-    box = Echo(radius=0.3)
-    layer = layer_of(box, "auto")
-    x, gy = problem(n=8, time=40)
-    gradient(layer, x, gy)
-    short = layer.structure.horizon
-    box.w = box.w * 3
-    while layer.structure.horizon == short:
-        gradient(layer, x, gy)
-        assert layer.stats.evaluations < 60_000, "the change was not noticed"
-    assert layer.structure.horizon > short
-    state = copy.deepcopy(layer.state_dict())
-    fresh = layer_of(box, "auto")
-    fresh.load_state_dict(state)
-    assert fresh.structure.horizon == layer.structure.horizon
-    assert torch.equal(gradient(fresh, x, gy), gradient(layer, x, gy))
-
-
-@pytest.mark.parametrize("times", [(1, 30), (4, 30), (30, 2), (2, 30, 2)])
-def test_short_sequences_say_nothing_of_long_ones(times):
-    layer = layer_of(lambda x: torch.sin(x).cumsum(1), "auto")
-    for i in range(60):
-        x = torch.randn(2, times[i % len(times)], 3).double()
-        gy = torch.randn(x.shape).double()
-        assert close(gradient(layer, x, gy), gy.flip(1).cumsum(1).flip(1) * x.cos(), 1e-6)
-
-
-def test_nothing_seen_is_nothing_known():
-    """A first batch that the box does not hear, or does not answer."""
-    failing = [True]
-
-    def fn(x):
-        y = torch.relu(x).cumsum(1)
-        return torch.full_like(y, torch.nan) if failing[0] and len(x) > 2 else y
-
-    layer = layer_of(fn, "auto")
-    gy = torch.randn(2, 20, 3).double()
-    with pytest.warns(UserWarning, match="non-finite"):
-        gradient(layer, torch.ones(2, 20, 3).double(), gy)
-    failing[0] = False
-    gradient(layer, -torch.ones(2, 20, 3).double(), gy)
-    x = torch.randn(2, 20, 3).double()
-    for _ in range(3):
-        assert close(gradient(layer, x, gy), gy.flip(1).cumsum(1).flip(1) * (x > 0), 1e-6)
-
-
-def test_sequences_of_changing_length():
-    box = Echo(radius=0.5)
-    layer = layer_of(box, "auto")
-    for time in (20, 1, 35):
-        x, gy = problem(time=time)
-        assert close(gradient(layer, x, gy), box.vjp(x, gy), 0.02)
 
 
 # ---- with the rest of PyTorch

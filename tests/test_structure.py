@@ -11,7 +11,7 @@ from torch import nn
 from bondgrad import BlackBox, BoxError, Central, Forward, Simultaneous
 from bondgrad.evaluators import Local
 from bondgrad.policies import Bond, Fixed, Gaussian, Optimal
-from bondgrad.structure import Blocks, Pattern, Sequence, colour
+from bondgrad.structure import Blocks, Pattern, Sequence, colour, detect
 from bondgrad.testing.boxes import Sparse
 from tests.helpers import close, gradient, on_each_device, same_state
 from tests.patterns import PATTERNS, blocks
@@ -130,6 +130,20 @@ def test_a_box_says_it_itself():
     told = BlackBox(Modular(), 8, structure="dense")
     gradient(told, torch.randn(4, 8), torch.randn(4, 8))
     assert told.stats.evaluations == 4 * (1 + 16)
+
+
+def test_other_ways_to_say_it():
+    def fn(x):
+        return x.sin()
+
+    x, gy = torch.randn(16, 3), torch.randn(16, 3)
+    layer = BlackBox(fn, 3, structure=detect(fn, x))
+    gradient(layer, x, gy)
+    assert layer.stats.evaluations == 16 * 3
+    fn.structure = "auto"
+    layer = BlackBox(fn, 3)
+    gradient(layer, x, gy)
+    assert torch.equal(layer.structure.depends, torch.eye(3).bool())
 
 
 def test_something_else_called_structure():

@@ -10,7 +10,7 @@ import torch
 from bondgrad import BlackBox, BoxError
 from bondgrad.evaluators import Local
 from bondgrad.policies import Fixed
-from bondgrad.structure import Pattern
+from bondgrad.structure import Pattern, Sequence
 from bondgrad.testing.boxes import Sparse
 from tests.helpers import close, gradient, on_each_device, same_state
 from tests.patterns import banded, blocks, shuffled
@@ -295,6 +295,33 @@ def test_a_pattern_of_another_width_is_not_loaded():
     saved = layer.findings.state_dict()
     with pytest.raises(ValueError, match="pattern in structure must be"):
         BlackBox(torch.sin, 6, structure="auto").findings.load_state_dict(saved)
+
+
+@pytest.mark.parametrize("out_features", [None, 6])
+def test_a_pattern_of_another_height_is_not_used(out_features):
+    saved = BlackBox(torch.sin, 3, structure="auto", seed=0)
+    gradient(saved, torch.randn(16, 3), torch.randn(16, 3))
+    layer = BlackBox(lambda x: torch.cat((x, x), 1), 3, out_features, structure="auto", seed=0)
+    layer.load_state_dict(saved.state_dict())
+    with pytest.raises(ValueError, match=r"\[6, 3\], got \[3, 3\]"):
+        gradient(layer, torch.randn(4, 3), torch.randn(4, 6))
+    with pytest.raises(ValueError, match="what was saved is not about"):
+        BlackBox(torch.sin, 3, structure=Sequence("auto")).load_state_dict(saved.state_dict())
+
+
+def test_an_outage_in_the_first_look():
+    failing = [False]
+    layer = BlackBox(
+        lambda x: torch.full_like(x, torch.nan) if failing[0] else torch.sin(x), 20, structure="auto", seed=0
+    )
+    x, gy = torch.randn(16, 20, requires_grad=True), torch.randn(16, 20)
+    y = layer(x)
+    failing[0] = True
+    with pytest.warns(UserWarning, match="non-finite"):
+        y.backward(gy)
+    failing[0] = False
+    train_until(lambda: isinstance(layer.structure, Pattern), layer, x, gy)
+    assert torch.equal(layer.structure.depends, torch.eye(20).bool())
 
 
 def test_few_calls_of_a_small_batch():

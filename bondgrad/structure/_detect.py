@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bondgrad import _arguments as arguments
-from bondgrad._function import RowFunction
+from bondgrad._function import RowFunction, keeper
 from bondgrad._precision import arithmetic
 from bondgrad.evaluators import Evaluator, Local
 from bondgrad.structure._colouring import colour, lower_bound
@@ -91,7 +91,11 @@ def detect(
         [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]
     """
     arguments.check_callable(fn)
-    arguments.check_input(x, x.shape[-1] if isinstance(x, Tensor) and x.ndim == 2 else -1)
+    if keeper(fn) is not None:
+        raise ValueError("detect is for boxes without memory: this one has snapshot() and restore()")
+    if isinstance(x, Tensor) and x.ndim != 2:
+        raise ValueError(f"x must be rows, [N, d], got {list(x.shape)}")
+    arguments.check_input(x, x.shape[-1] if isinstance(x, Tensor) else 0)
     function, at = RowFunction(fn, None), Local() if evaluator is None else evaluator
     bounds = None if limits is None else arguments.Limits(limits, x.shape[1])
     rows = arguments.inside(bounds, x.detach())
@@ -109,13 +113,13 @@ def detect(
         eps = torch.finfo(rows.dtype).eps
         rounding = function.rounding or eps
 
-        def work() -> tuple[Tensor, Tensor, float]:
+        def work() -> Dependencies:
             most = at.portion(row_bytes, sys.maxsize, rows.device)
             scene = Scene(rows, y, evaluate, most, max(eps, rounding), rounding, low, high)
             return find_dependencies(scene, torch.Generator("cpu").manual_seed(seed))
 
-        depends, noise, unseen = at.run(work)
-    return Detection(depends.cpu(), noise.cpu(), function.evaluations, function.calls, unseen)
+        found = at.run(work)
+    return Detection(found.depends.cpu(), found.noise.cpu(), function.evaluations, function.calls, found.unseen)
 
 
 @contextlib.contextmanager
@@ -130,8 +134,17 @@ def _in_eval_mode(fn: object) -> Iterator[None]:
             module.training = True
 
 
-def find_dependencies(scene: Scene, generator: torch.Generator) -> tuple[Tensor, Tensor, float]:
-    """Which outputs depend on which inputs [d_out, d]; the noise of the outputs [d_out]; `Detection.unseen`."""
+class Dependencies(NamedTuple):
+    """See `Detection`."""
+
+    depends: Tensor  # [d_out, d] bool
+    noise: Tensor  # [d_out]
+    unseen: float
+    heard: float  # fraction of them about which anything was heard
+
+
+def find_dependencies(scene: Scene, generator: torch.Generator) -> Dependencies:
+    """Which outputs depend on which inputs. Where nothing was heard, they may."""
     seen: Responses | None = None
     paired = False
     for _ in range(ROUNDS):
@@ -150,9 +163,9 @@ def find_dependencies(scene: Scene, generator: torch.Generator) -> tuple[Tensor,
     doubtful = depends & (seen.times < 2)
     if paired and bool(doubtful.any()):
         depends = (depends & ~doubtful) | confirmed(scene, seen, doubtful)
-    depends |= seen.heard == 0  # where every comparison failed, nothing is known
+    silent = seen.heard == 0  # every comparison failed
     pooled = seen.noise.square().mean(0).sqrt()
-    return depends, pooled, unseen
+    return Dependencies(depends | silent, pooled, unseen, 1 - float(silent.double().mean()))
 
 
 def measure_noise(scene: Scene, rows: Tensor) -> tuple[Tensor, bool]:

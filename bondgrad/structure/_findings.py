@@ -16,6 +16,8 @@ from bondgrad.structure._sequence import Sequence
 from bondgrad.structure._structure import Dense, Pattern, Structure
 from bondgrad.structure._watch import PRICE, missed
 
+HEARD = 0.5  # of the pattern there must be answers about, for it to be believed
+LESS = 0.75  # of a horizon, for a shorter one to be worth a change
 SHARE = 0.01  # of the evaluations of training that looking again may cost
 CPU = torch.device("cpu")
 Known = dict[str, Any]  # numbers and tensors
@@ -29,6 +31,14 @@ class Unknown(ABC):
         """What follows from what is known; None: nothing is, and the structure must be right for any box."""
 
     @abstractmethod
+    def same(self, known: Known | None, other: Known | None) -> bool:
+        """Whether the same structure follows from both."""
+
+    def covers(self, known: Known | None, time: int) -> bool:
+        """Whether what is known holds for sequences of that length."""
+        return True
+
+    @abstractmethod
     def look(self, known: Known | None, scene: Scene, generator: torch.Generator) -> Known | None:
         """Ask the box: thoroughly, if nothing is known, else to see whether it still holds. None: nothing was seen."""
 
@@ -40,14 +50,18 @@ class AutoPattern(Unknown):
         """See `Unknown.structure`."""
         return Dense() if known is None else Pattern(known["depends"])
 
+    def same(self, known: Known | None, other: Known | None) -> bool:
+        """See `Unknown.same`."""
+        return known is other
+
     def look(self, known: Known | None, scene: Scene, generator: torch.Generator) -> Known | None:
         """See `Unknown.look`."""
         if known is None:
-            if not bool(torch.isfinite(scene.y).any()):
+            found = find_dependencies(scene, generator)
+            if found.heard < HEARD:
                 return None
-            depends = find_dependencies(scene, generator)[0].cpu()
-            _warn_of_idle_inputs(depends)
-            return {"depends": depends}
+            _warn_of_idle_inputs(found.depends)
+            return {"depends": found.depends.cpu()}
         depends = known["depends"].to(scene.x.device)
         more = missed(depends, scene, generator)
         if not bool(more.any()):
@@ -74,24 +88,39 @@ def _warn_of_idle_inputs(depends: Tensor) -> None:
 
 
 class AutoHorizon(Unknown):
-    """A sequence with a memory of unknown length."""
+    """A sequence with a memory of unknown length.
+
+    Known are the horizon (None: it did not forget within its sequences), what was measured last, and the length of the
+    longest sequence that was looked at.
+    """
 
     def structure(self, known: Known | None) -> Structure:
         """See `Unknown.structure`."""
         return Sequence(None if known is None else known["horizon"])
 
+    def same(self, known: Known | None, other: Known | None) -> bool:
+        """See `Unknown.same`."""
+        return known is not None and other is not None and known["horizon"] == other["horizon"]
+
+    def covers(self, known: Known | None, time: int) -> bool:
+        """See `Unknown.covers`: of what comes after longer times nothing is known."""
+        return known is None or time <= known["time"]
+
     def look(self, known: Known | None, scene: Scene, generator: torch.Generator) -> Known | None:
-        """See `Unknown.look`. A horizon of None stands for a box that did not forget within its sequences."""
-        horizon, time = memory_length(scene, generator), scene.x.shape[1] // scene.features
-        if known is None:
-            return None if horizon == 0 else {"horizon": None if horizon == time else horizon}
-        last = known["horizon"]
-        if horizon == 0 or (last is not None and time <= last):  # too short to say anything
+        """See `Unknown.look`."""
+        measured, time = memory_length(scene, generator), scene.x.shape[1] // scene.features
+        if measured == 0:
             return known
-        if horizon == time:
-            return known if last is None else {"horizon": None}
-        # A little less is not worth the change.
-        return known if last is not None and 0.75 * last <= horizon <= last else {"horizon": horizon}
+        measured_or_none = None if measured == time else measured
+        if known is None or time > known["time"]:
+            return {"horizon": measured_or_none, "last": measured, "time": time}
+        horizon = known["horizon"] or known["time"]
+        if time < known["time"] and measured >= time:  # too short to say anything
+            return known
+        if measured > horizon:
+            return known | {"horizon": measured_or_none, "last": measured}
+        longest = max(measured, known["last"])  # of two looks in a row, and a little less is not worth a change
+        return known | ({"horizon": longest} if longest < LESS * horizon else {}) | {"last": measured}
 
 
 class Found(NamedTuple):
@@ -119,9 +148,9 @@ class Findings(nn.Module):
         self.credit = math.inf  # evaluations of training since the last look
         self.price = PRICE  # evaluations that a look costs which finds nothing new
 
-    def due(self) -> bool:
-        """Whether it is time to look."""
-        return self.credit * SHARE >= self.price
+    def due(self, time: int = 1) -> bool:
+        """Whether it is time to look, before a gradient of sequences of that length."""
+        return self.credit * SHARE >= self.price or not self.unknown.covers(self.known, time)
 
     def look(self, scene: Scene) -> Found:
         """Ask the box. What it says is kept by `accept`."""
@@ -134,17 +163,17 @@ class Findings(nn.Module):
             return scene.evaluate(points, rows)
 
         known = self.unknown.look(self.known, scene._replace(evaluate=evaluate), generator)
-        structure = self.structure if known is self.known else self.unknown.structure(known)
-        return Found(known, structure, asked, generator)
+        same = self.unknown.same(known, self.known)
+        return Found(known, self.structure if same else self.unknown.structure(known), asked, generator)
 
     def accept(self, found: Found) -> None:
         """Keep what was found."""
         self.random.join(CPU, found.generator)
-        if found.known is self.known:
+        if found.structure is self.structure:
             self.credit, self.price = 0, found.asked
         else:  # and, later than at first, more may have changed, so that the next look comes soon
             self.credit = 0 if self.known is None else math.ceil(self.price / SHARE)
-            self.known, self.structure = found.known, found.structure
+        self.known, self.structure = found.known, found.structure
 
     def get_extra_state(self) -> dict[str, Any]:
         """For `state_dict`."""
@@ -154,7 +183,10 @@ class Findings(nn.Module):
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """The counterpart of `get_extra_state`."""
         known = None if state["known"] is None else dict(state["known"])
-        structure = self.unknown.structure(known)
+        try:
+            structure = self.unknown.structure(known)
+        except KeyError as error:
+            raise ValueError(f"what was saved is not about {type(self.unknown).__name__}: {known}") from error
         structure.check(self.in_features, None)
         self.known, self.structure, self.credit, self.price = known, structure, state["credit"], state["price"]
         self.random.load(state["random"])

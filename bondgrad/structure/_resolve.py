@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from bondgrad.structure._detect import Detection
 from bondgrad.structure._findings import AutoHorizon, AutoPattern, Unknown
 from bondgrad.structure._sequence import Sequence
 from bondgrad.structure._structure import Dense, Pattern, Structure, as_pattern
@@ -13,14 +14,20 @@ def resolve(structure: Any, fn: Callable[..., Any]) -> Structure | Unknown:  # n
     if structure is None:
         own = getattr(fn, "structure", None)
         # Something else may go by that name.
-        structure = own if isinstance(own, Structure) or as_pattern(own) is not None else "dense"
-    if isinstance(structure, str) and structure in ("dense", "auto"):
+        structure = own if _is_name(own) or isinstance(own, Structure) or as_pattern(own) is not None else "dense"
+    if _is_name(structure):
         return Dense() if structure == "dense" else AutoPattern()
+    if isinstance(structure, Detection):
+        structure = structure.depends
     if as_pattern(structure) is not None:
         return Pattern(structure)
     if not isinstance(structure, Structure):
         raise ValueError(
-            "structure must be 'dense', 'auto', Blocks(n_in, n_out), Sequence(horizon), a bool pattern [out_features, "
-            f"in_features], or None, got {structure!r}"
+            "structure must be 'dense', 'auto', Blocks(n_in, n_out), Sequence(horizon), a pattern [out_features, "
+            f"in_features] of booleans (pattern.bool()), or None, got {structure!r}"
         )
     return AutoHorizon() if isinstance(structure, Sequence) and structure.horizon == "auto" else structure
+
+
+def _is_name(structure: object) -> bool:
+    return isinstance(structure, str) and structure in ("dense", "auto")
