@@ -83,6 +83,10 @@ class Carried(Memory):
         else:
             for old, new in zip(now, after, strict=True):
                 old.copy_(new)
+        self.went_on(training)
+
+    def went_on(self, training: bool) -> None:
+        """A stream is not at its beginning any more. (The replay of a graph changes the tensors only.)"""
         self._fresh[training] = False
 
     def reset(self, training: bool) -> None:

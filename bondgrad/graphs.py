@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from bondgrad._memory import Carried
 from bondgrad._trace import Step
 from bondgrad.box import BlackBox
 
@@ -247,6 +248,8 @@ class _Recording:
         self.box._function.evaluations += self.evaluations
         if self.box.findings is not None:
             self.box.findings.credit += self.credit
+        if isinstance(self.box.memory, Carried):
+            self.box.memory.went_on(self.box.training)
         self.box._trace.last = self.last
         for step in self.steps:
             self.box._run_hooks(Step(*(t.clone() for t in step)))
