@@ -86,7 +86,7 @@ class Carried(Memory):
         self.went_on(training)
 
     def went_on(self, training: bool) -> None:
-        """A stream is not at its beginning any more. (The replay of a graph changes the tensors only.)"""
+        """A stream is not at its beginning any more, of which the replay of a graph changes the tensors only."""
         self._fresh[training] = False
 
     def reset(self, training: bool) -> None:
