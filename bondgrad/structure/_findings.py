@@ -100,7 +100,7 @@ class AutoHorizon(Unknown):
 
     def same(self, known: Known | None, other: Known | None) -> bool:
         """See `Unknown.same`."""
-        return known is not None and other is not None and known["horizon"] == other["horizon"]
+        return (known or {}).get("horizon", 0) == (other or {}).get("horizon", 0)  # None is a horizon, too
 
     def covers(self, known: Known | None, time: int) -> bool:
         """See `Unknown.covers`: of what comes after longer times nothing is known."""
