@@ -100,7 +100,8 @@ class AutoHorizon(Unknown):
 
     def same(self, known: Known | None, other: Known | None) -> bool:
         """See `Unknown.same`."""
-        return (known or {}).get("horizon", 0) == (other or {}).get("horizon", 0)  # None is a horizon, too
+        nothing = {"horizon": 0}
+        return bool((known or nothing)["horizon"] == (other or nothing)["horizon"])
 
     def covers(self, known: Known | None, time: int) -> bool:
         """See `Unknown.covers`: of what comes after longer times nothing is known."""
