@@ -105,8 +105,8 @@ def nen() -> str:
                     "-" if by_ad else spread([run["test_loss"] for run in scaled], 3),
                 ]
             )
-        headings = ["", "right signs in %", "rows normalized", "evaluations a step", "box time steps"]
-        headings += ["time of a step / AD", "test loss", "rows normalized"]
+        headings = ["", "right signs in %", "the same, rows normalized", "evaluations a step", "box time steps"]
+        headings += ["time of a step / AD", "test loss", "the same, rows normalized"]
         parts.append(f"Spectral radius {radius}:\n\n" + table(headings, rows))
     seeds = len({run["seed"] for run in runs})
     protocol = f"{result['numbers']['epochs']} epochs (the paper: 100), {seeds} seeds, mean ± deviation. "

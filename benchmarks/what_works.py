@@ -137,9 +137,9 @@ ROWS: dict[str, list[tuple[str, str, list[str]]]] = {
             '`structure="auto"`',
             "found in the first training step, saved with the model, watched",
             [
-                "test_detect::test_auto",
-                "test_detect::test_resuming_goes_on_bit_for_bit",
-                "test_detect::test_a_dependency_that_wakes_late",
+                "test_watch::test_auto",
+                "test_watch::test_resuming_goes_on_bit_for_bit",
+                "test_watch::test_a_dependency_that_wakes_late",
                 "test_structured_graphs::test_a_dependency_that_wakes_is_noticed_between_replays",
             ],
         ),
