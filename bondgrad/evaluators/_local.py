@@ -15,7 +15,7 @@ from bondgrad.evaluators._evaluator import Answer, Evaluator, Function
 
 T = TypeVar("T")
 
-CPU_MEMORY = 8 * 2**20  # about what caches hold
+CPU_MEMORY = 2 * 2**20  # what caches hold, with room for what the box itself needs
 DEVICE_MEMORY = 256 * 2**20  # enough work per call to keep a GPU busy
 
 
@@ -29,7 +29,7 @@ class Local(Evaluator):
         max_rows: Most rows in one call; 1 for a box that takes one row at a time. None: the whole batch in the forward
             pass, and what `memory` allows in the backward pass.
         memory: Bytes that the inputs, contexts and outputs of the perturbed rows may take at one time. What the box
-            needs for itself comes on top. None: 8 MiB on the CPU, 256 MiB on an accelerator.
+            needs for itself comes on top. None: 2 MiB on the CPU, 256 MiB on an accelerator.
     """
 
     def __init__(self, max_rows: int | None = None, memory: int | None = None) -> None:
