@@ -193,7 +193,7 @@ def test_numpy_patterns():
     x, gy = torch.randn(4, 3), torch.randn(4, 3)
     assert close(gradient(layer, x, gy), gy * x.cos(), 0.01)
     assert layer.stats.evaluations == 4 * 3
-    assert "3 x 3, 33.3% filled" in repr(layer)
+    assert "3 x 3, 33.3% filled, 1 groups" in repr(layer)
 
 
 def test_a_box_of_another_width_than_its_pattern():

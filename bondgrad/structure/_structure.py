@@ -120,7 +120,9 @@ class Pattern(Structure):
 
     def __repr__(self) -> str:
         d_out, d_in = self.depends.shape
-        return f"Pattern({d_out} x {d_in}, {float(self.depends.double().mean()):.1%} filled)"
+        made = list(self.__dict__.get("_made", {}).values())  # colouring takes a while: once it is needed
+        groups = f", {made[0].count} groups" if made else ""
+        return f"Pattern({d_out} x {d_in}, {float(self.depends.double().mean()):.1%} filled{groups})"
 
     def check(self, in_features: int, out_features: int | None) -> None:
         """See `Structure.check`."""
