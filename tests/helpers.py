@@ -29,3 +29,13 @@ def same_state(a, b):
 
 def root(x):
     return x.sqrt()  # NaN below zero
+
+
+def noisy(box, sigma, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+
+    def fn(x):
+        y = box(x)
+        return y + sigma * torch.randn(y.shape, dtype=y.dtype, generator=generator)
+
+    return fn

@@ -10,20 +10,9 @@ from bondgrad import BlackBox
 from bondgrad.evaluators import Local
 from bondgrad.structure import colour, detect, lower_bound
 from bondgrad.testing.boxes import Sparse
-from tests.helpers import gradient, same_state
+from tests.helpers import gradient, noisy, same_state
 from tests.patterns import PATTERNS, blocks, shuffled
 from tests.test_memory import Device
-
-
-def noisy(box, sigma, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-
-    def fn(x):
-        y = box(x)
-        return y + sigma * torch.randn(y.shape, dtype=y.dtype, generator=generator)
-
-    return fn
-
 
 # ---- detect
 

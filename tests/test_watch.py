@@ -12,18 +12,8 @@ from bondgrad.evaluators import Local
 from bondgrad.policies import Fixed
 from bondgrad.structure import Pattern, Sequence
 from bondgrad.testing.boxes import Sparse
-from tests.helpers import close, gradient, on_each_device, same_state
+from tests.helpers import close, gradient, noisy, on_each_device, same_state
 from tests.patterns import banded, blocks, shuffled
-
-
-def noisy(box, sigma, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-
-    def fn(x):
-        y = box(x)
-        return y + sigma * torch.randn(y.shape, dtype=y.dtype, generator=generator)
-
-    return fn
 
 
 @on_each_device
