@@ -113,8 +113,12 @@ def _call_with_memory(layer: "BlackBox", x: Tensor, context: tuple[Tensor, ...],
                 f"a box that keeps its own state is called with all rows of a batch, but max_rows={most} and there are "
                 f"{x.shape[0]}: give it smaller batches, or structure=Sequence() and rows as time steps"
             )
-        with function.learning(), memory.kept(only_after_failure=True):
-            return function(x.clone(), *(c.clone() for c in context)), ((0, before),)
+        try:
+            with function.learning():
+                return function(x.clone(), *(c.clone() for c in context)), ((0, before),)
+        except BaseException:
+            memory.restore(before)
+            raise
     assert isinstance(memory, Carried)
     d, structure = layer.in_features, layer.structure
     starts = [0]

@@ -60,7 +60,9 @@ class Carried(Memory):
 
     def before(self, rows: int, training: bool, device: torch.device) -> Leaves:
         """See `Memory.before`."""
-        now = None if self._fresh[training] else self._now[training]
+        now = self._now[training]
+        if now is not None and self._fresh[training] and now[0].shape[0] != rows:
+            now = None  # a new stream may have another number of rows
         leaves = self.initial if now is None else now
         for leaf in leaves:
             if leaf.shape[0] not in ((1, rows) if now is None else (rows,)):
@@ -90,10 +92,14 @@ class Carried(Memory):
         self._fresh[training] = False
 
     def reset(self, training: bool) -> None:
-        """See `Memory.reset`. In place as well."""
-        for old, new in zip(self._now[training] or (), self.initial, strict=False):
-            if old.shape[1:] == new.shape[1:] and new.shape[0] in (1, old.shape[0]) and _kind(old)[3] is False:
-                old.copy_(new)
+        """See `Memory.reset`. In place as well, where possible."""
+        now = self._now[training]
+        if now is not None:
+            if list(map(_row_kind, self.initial)) == list(map(_row_kind, now)):
+                for old, new in zip(now, self.initial, strict=True):
+                    old.copy_(new)
+            else:
+                self._now[training] = None
         self._fresh[training] = True
 
     def switch(self, training: bool) -> None:
@@ -162,15 +168,12 @@ class Snapshots(Memory):
         self._box[0].restore(before)
 
     @contextlib.contextmanager
-    def kept(self, only_after_failure: bool = False) -> Iterator[None]:
+    def kept(self) -> Iterator[None]:
         """Afterwards the box remembers what it did before, whatever was asked of it meanwhile."""
         now = self._box[0].snapshot()
         try:
             yield
-        except BaseException:
-            self._box[0].restore(now)
-            raise
-        if not only_after_failure:
+        finally:
             self._box[0].restore(now)
 
     def get_extra_state(self) -> dict[str, Any]:
@@ -190,9 +193,15 @@ def _copied(leaves: Leaves | None) -> Leaves | None:
     return None if leaves is None else tuple(leaf.clone() for leaf in leaves)
 
 
-def _kind(t: Tensor) -> tuple[object, ...]:
+def _kind(t: Tensor) -> tuple[torch.Size, torch.dtype, torch.device, bool]:
     """What must be alike in two tensors, for one to be written into the other."""
     return t.shape, t.dtype, t.device, t.is_inference() and not torch.is_inference_mode_enabled()
+
+
+def _row_kind(t: Tensor) -> tuple[object, ...]:
+    """The same, apart from where they are and how many rows they have."""
+    shape, dtype, _, frozen = _kind(t)
+    return shape[1:], dtype, frozen
 
 
 # Layers around one and the same box share its memory.

@@ -160,14 +160,13 @@ class BlackBox(nn.Module):
         autocast = None if self.full_precision else autocast_dtype(x)
         if not operators.needed():
             y = self._plain(rows, contexts, autocast)
-        elif self.memory is not None:
-            if not torch.compiler.is_compiling():
-                raise BoxError("a box with memory cannot be transformed by torch.func: its calls depend on their order")
-            torch._dynamo.graph_break(msg="a BlackBox with memory")
-            y = torch.compiler.disable(self._plain)(rows, contexts, autocast)  # type: ignore[no-untyped-call]
-        elif torch.compiler.is_compiling() and self.out_features is None:
+        elif self.memory is not None and not torch.compiler.is_compiling():
+            raise BoxError("a box with memory cannot be transformed by torch.func: its calls depend on their order")
+        elif torch.compiler.is_compiling() and (self.memory is not None or self.out_features is None):
             # An error where breaks are not allowed.
-            torch._dynamo.graph_break(msg="width of a BlackBox unknown: give out_features, or call it once before")
+            torch._dynamo.graph_break(
+                msg="a BlackBox with memory, or of unknown width: give out_features, or call it once before"
+            )
             y = torch.compiler.disable(self._plain)(rows, contexts, autocast)  # type: ignore[no-untyped-call]
         else:
             y = operators.attach(rows, self._number, autocast, self.training, contexts)
@@ -317,8 +316,9 @@ class BlackBox(nn.Module):
         elif self.findings is not None:
             self.findings.forget()
         self.memory = memory
-        if memory is not None:
-            memory.reset(self.training)
+        if isinstance(memory, Carried):
+            for training in (True, False):
+                memory.reset(training)
         self._answers.clear()
 
     def __setstate__(self, state: dict[str, Any]) -> None:

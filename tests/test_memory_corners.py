@@ -301,6 +301,27 @@ def test_a_default_device_is_not_for_states():
         assert layer(torch.zeros(2, 3, device="cpu")).tolist() == [[1, 1, 1]] * 2
 
 
+def test_another_function_begins_anew():
+    layer = carried()
+    xs, gys = stream(2)
+    layer(xs[0])
+    layer.fn = lambda x, state: leaky(x, state)
+    assert torch.allclose(layer(xs[0]), expected(xs, gys)[0][0])
+
+
+@pytest.mark.parametrize("after", ["other dtype", "other shape"])
+def test_a_state_that_changes_its_kind(after):
+    def fn(x, state):
+        grown = state.double() if after == "other dtype" else torch.cat((state, state), 1)
+        return x + state.sum(1, keepdim=True), grown + 1
+
+    layer = BlackBox(fn, 3, state=torch.ones(1, 3))
+    x = torch.zeros(2, 3)
+    first = [layer(x).sum() for _ in range(3)]
+    layer.reset()
+    assert [layer(x).sum() for _ in range(3)] == first
+
+
 def test_resets_leave_the_state_where_it_is():
     """Lest a captured graph be captured anew each time."""
     layer = carried()

@@ -89,6 +89,20 @@ def test_graphed_and_eager_training_agree(device, name):
 
 
 @on_each_device
+@pytest.mark.parametrize("steps", range(2, 7))
+def test_a_reset_before_whichever_step_is_captured(device, steps):
+    data = batches(device, 14)
+    trainers = [Structured(device, BOXES["horizon"]) for _ in range(2)]
+    step = GraphedStep(trainers[1].step, trainers[1].model, trainers[1].optimizer)
+    for trainer, do in zip(trainers, (trainers[0].step, step), strict=True):
+        trainer.run(do, data[:steps])
+        trainer.box.reset()
+        trainer.run(do, data[steps:])
+    assert same_state(trainers[0].result(), trainers[1].result())
+    assert step.replays > 3 or device == "cpu"
+
+
+@on_each_device
 def test_a_dependency_that_wakes_is_noticed_between_replays(device):
     trainer = Structured(device, BOXES["auto"])
     step = GraphedStep(trainer.step, trainer.model, trainer.optimizer)

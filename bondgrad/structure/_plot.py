@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 TIME = 16  # time steps that are drawn of a sequence
 
 
-def plot(what: "Tensor | Detection | BlackBox", ax: "Axes | None" = None, time: int = TIME) -> "Axes":
+def plot(what: "Tensor | np.ndarray | Detection | BlackBox", ax: "Axes | None" = None, time: int = TIME) -> "Axes":
     """Draw the pattern, outputs down and inputs across. Inputs of one colour move together.
 
     Args:

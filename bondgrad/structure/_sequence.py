@@ -43,10 +43,14 @@ class Sequence(Structure):
 
     def windows(self, in_features: int, out_features: int, time: int, starts: Numbers[int]) -> list[Window]:
         """See `Structure.windows`."""
+        key = (in_features, out_features, time, *starts)
+        return self._kept(key, lambda: self._make(in_features, out_features, time, starts))
+
+    def _make(self, in_features: int, out_features: int, time: int, starts: Numbers[int]) -> list[Window]:
         reach = self._reach(time)
         used = [start for start in starts if start < reach]
         return [
-            Window(start, self._groups(in_features, out_features, time - start, reach, stop - start))
+            Window(start, _groups(in_features, out_features, time - start, reach, stop - start))
             for start, stop in zip(used, [*used[1:], reach], strict=True)
         ]
 
@@ -54,14 +58,9 @@ class Sequence(Structure):
         """Groups of time steps, given that there are `time` of them."""
         return min(self.horizon, time) if isinstance(self.horizon, int) else time
 
-    def _groups(self, in_features: int, out_features: int, time: int, reach: int, phases: int) -> Groups:
-        """Every `reach`-th time step moves together, beginning with each of the first `phases`; one input at a time."""
-        key = (in_features, out_features, time, reach, phases)
-        return self._kept(key, lambda: _make(*key))
 
-
-def _make(in_features: int, out_features: int, time: int, reach: int, phases: int) -> Groups:
-    """See `Sequence._groups`."""
+def _groups(in_features: int, out_features: int, time: int, reach: int, phases: int) -> Groups:
+    """Every `reach`-th time step moves together, beginning with each of the first `phases`; one input at a time."""
     t = torch.arange(time, device="cpu")
     phase = torch.where(t % reach < phases, t % reach, -1)  # [T]
     colour = phase[:, None] * in_features + torch.arange(in_features, device="cpu")  # [T, d]

@@ -1,7 +1,7 @@
 """What is known of which outputs depend on which inputs."""
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from bondgrad._arguments import positive_int
 from bondgrad.structure._colouring import colour
 from bondgrad.structure._groups import Groups
 
+T = TypeVar("T")
 KEPT = 8  # shapes for which a structure keeps its groups: sequences may come in ever other lengths
 
 
@@ -44,9 +45,9 @@ class Structure:
         """
         return [Window(0, self.groups(in_features, out_features))]
 
-    def _kept(self, key: Hashable, make: Callable[[], Groups]) -> Groups:
-        """The groups for a shape, made once."""
-        made: dict[Hashable, Groups] = self.__dict__.setdefault("_made", {})
+    def _kept(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What a shape needs, made once."""
+        made: dict[Hashable, T] = self.__dict__.setdefault("_made", {})
         if key not in made:
             if len(made) >= KEPT:
                 made.pop(next(iter(made)))
