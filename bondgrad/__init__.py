@@ -1,6 +1,7 @@
 """Train neural networks through functions that have no gradient."""
 
 from bondgrad import baselines, estimators, evaluators, policies, structure
+from bondgrad._check import Check, check
 from bondgrad._trace import Stats, Step
 from bondgrad._version import __version__
 from bondgrad.box import BlackBox
@@ -13,6 +14,7 @@ __all__ = [
     "BlackBox",
     "BoxError",
     "Central",
+    "Check",
     "Forward",
     "GraphedStep",
     "Simultaneous",
@@ -21,6 +23,7 @@ __all__ = [
     "TensorBoard",
     "__version__",
     "baselines",
+    "check",
     "estimators",
     "evaluators",
     "policies",

@@ -1,0 +1,80 @@
+"""What may be wrong with a gradient, in words."""
+
+from collections.abc import Iterator
+
+import torch
+
+from bondgrad._trial import Evidence
+
+MOST = 8  # inputs that are spoken of
+CLOSE = 0.2  # relative difference of a gradient from another one that it looks like
+
+
+def problems(evidence: Evidence, tolerance: float) -> tuple[str, ...]:
+    """One for each input that is wrong, or for all."""
+    wrong = evidence.wrong[:-1].nonzero().flatten().tolist()
+    if not evidence.wrong.any():
+        return ()
+    if _alike(evidence, tolerance):
+        return (f"all inputs: {_factor(evidence, -1)}",)
+    if not wrong:
+        return (f"no input by itself, but all together: {_factor(evidence, -1)}",)
+    pairs = dict(_swapped(evidence, wrong)) if len(evidence.g) > 2 else {}
+    found = []
+    for i in wrong:
+        if i not in pairs:
+            found.append(f"input {i}: {_describe(evidence, i)}")
+        elif i < pairs[i]:
+            found.append(f"inputs {i} and {pairs[i]} look swapped")
+    rest = len(found) - MOST
+    return (*found[:MOST], f"and {rest} more inputs") if rest > 0 else tuple(found)
+
+
+def percent(fraction: float) -> str:
+    """With one decimal, or as many as it takes."""
+    return f"{100 * fraction:.1f} %" if fraction >= 1e-3 or fraction == 0 else f"{100 * fraction:.0e} %"
+
+
+def _alike(evidence: Evidence, tolerance: float) -> bool:
+    """Whether one factor explains all."""
+    if evidence.factor.numel() < 3 or bool(evidence.missing.any()):
+        return False
+    factor, error = evidence.factor, evidence.standard_error
+    apart = (factor[:-1] - factor[-1]).abs() > tolerance + 4 * error[:-1]
+    explained = evidence.unexplained <= torch.maximum(evidence.visible, 0.1 * (factor[-1] - 1).abs())
+    return bool(evidence.wrong[-1]) and not bool(apart.any()) and bool(explained.all())
+
+
+def _swapped(evidence: Evidence, wrong: list[int]) -> Iterator[tuple[int, int]]:
+    """Inputs of which each has the other's gradient."""
+    g, s = evidence.g, evidence.s
+    norm = s.norm(dim=0).clamp(min=torch.finfo(s.dtype).tiny)
+    for i in wrong:
+        like = ((g[:, i, None] - s).norm(dim=0) / norm) < CLOSE  # [d] whose slope g_i is
+        back = ((g - s[:, i, None]).norm(dim=0) / norm[i]) < CLOSE  # [d] who has the gradient of i
+        partners = [j for j in (like & back).nonzero().flatten().tolist() if j != i and j in wrong]
+        if len(partners) == 1:
+            yield i, partners[0]
+
+
+def _describe(evidence: Evidence, i: int) -> str:
+    if evidence.missing[i]:
+        return "not finite where the box is"
+    off, rest = abs(float(evidence.factor[i]) - 1), float(evidence.unexplained[i])
+    if not (evidence.g[:, i] != 0).any():
+        return "zero, but the box depends on it"
+    if rest <= max(float(evidence.visible[i]), CLOSE * off):
+        return _factor(evidence, i)
+    return f"off by {percent(float(evidence.error[i]))} of its size, differently from row to row"
+
+
+def _factor(evidence: Evidence, i: int) -> str:
+    factor, error = float(evidence.factor[i]), float(evidence.standard_error[i])
+    if abs(factor + 1) < CLOSE:
+        return "wrong sign"
+    known = f" ± {percent(error)}" if error >= 5e-4 else ""
+    if factor < 0:
+        return f"wrong sign, and {-factor:.2f} times as large"
+    off = factor - 1
+    size = percent(abs(off)) if off < 1 else f"{factor:.2f} times"
+    return f"{size}{known} too {'large' if off > 0 else 'small'}" if off < 1 else f"{size} as large as it should be"

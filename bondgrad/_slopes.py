@@ -1,0 +1,212 @@
+"""Slopes of a function along its inputs, by differences whose step nobody has to choose."""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bondgrad._random import Generators
+from bondgrad._state import PolicyState
+
+AT_ONCE = 8192  # rows in one call
+FACTOR = 4  # between the steps of the ladder
+ROUGH = (torch.float16, torch.bfloat16, torch.float32)  # what outputs may have been rounded to before they came
+
+
+class Slopes:
+    """The loss gy · box(x), near rows x: its values, its slopes and the gradient that autograd gives.
+
+    Args:
+        box: [N, d] -> [N, d_out].
+        x: [r, d] the rows.
+        context: [r, ...] each: what else the box is given.
+        gy: [r, d_out] the loss's gradient at the outputs, float64.
+        scale: [d] how far each input may be moved.
+        low: [d] No point below is asked for; None: no limit.
+        high: [d]
+    """
+
+    def __init__(
+        self,
+        box: Callable[..., Any],
+        x: Tensor,
+        context: tuple[Tensor, ...],
+        gy: Tensor,
+        scale: Tensor,
+        low: Tensor | None,
+        high: Tensor | None,
+    ) -> None:
+        self.box, self.x, self.context, self.gy, self.low, self.high = box, x, context, gy, low, high
+        room = x.new_full(x.shape, math.inf)
+        if low is not None and high is not None:
+            room = torch.minimum(high - x, x - low)
+        self.longest = torch.minimum(room, scale.to(x.dtype)).double()  # [r, d] step
+        self.evaluations = 0
+        self._counter = getattr(box, "_function", None)  # of a BlackBox, which asks its own function meanwhile
+        self._quantum = x.new_full((gy.shape[1],), math.inf, dtype=torch.float64)  # [d_out]
+        self._dtypes = list(ROUGH)  # that the outputs so far would fit into
+        self._size = torch.zeros_like(self._quantum)  # [d_out] largest output
+
+    @property
+    def rounding(self) -> Tensor:
+        """Standard deviation [r] of what rounding does to the loss.
+
+        Outputs that always differ by at least some amount were rounded to it, which asking again does not show.
+        """
+        quantum = torch.where(torch.isfinite(self._quantum), self._quantum / math.sqrt(12), 0)
+        eps = torch.finfo(self._dtypes[0] if self._dtypes else torch.float64).eps
+        step = torch.maximum(quantum, eps * self._size)
+        return (self.gy * step).square().sum(1).sqrt()
+
+    def loss(self, points: Tensor) -> Tensor:
+        """Of points [r, n, d]: [r, n] in float64, NaN where the box has no answer."""
+        r, n, d = points.shape
+        with torch.no_grad():
+            y = self._call(points.reshape(r * n, d), tuple(c.repeat_interleave(n, 0) for c in self.context))
+        finite = torch.isfinite(y)
+        self._look(torch.where(finite, y, math.nan))
+        loss = (y.double().view(r, n, -1) * self.gy[:, None]).sum(2)
+        return torch.where(finite.view(r, n, -1).all(2), loss, math.nan)
+
+    def quotients(self, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Symmetric differences with steps t [r, d, n] in each input by itself.
+
+        Returns:
+            [r, d, n] each: the quotients, the loss on the upper side, and the step to there as it was after rounding.
+        """
+        x, (r, d, n) = self.x, t.shape
+        up, down = (x[:, :, None] + sign * t.to(x.dtype) for sign in (1, -1))
+        if self.low is not None and self.high is not None:  # rounding may have left them
+            up, down = (torch.clamp(p, self.low[:, None], self.high[:, None]) for p in (up, down))
+        losses = []
+        first = 0
+        for count in _portions(d, max(1, AT_ONCE // (2 * r * n))):
+            moved = x[:, None, None, None].expand(r, count, n, 2, d).clone(memory_format=torch.contiguous_format)
+            for side, end in enumerate((up, down)):
+                ends = end[:, first : first + count].transpose(1, 2)  # [r, n, count]
+                moved[:, :, :, side].diagonal(first, 1, 3).copy_(ends)
+            losses.append(self.loss(moved.view(r, -1, d)).view(r, count, n, 2))
+            first += count
+        loss = torch.cat(losses, 1)
+        width = up.double() - down.double()
+        return (loss[..., 0] - loss[..., 1]) / width, loss[..., 0], up.double() - x.double()[:, :, None]
+
+    def gradients(self, copies: int, generator: torch.Generator) -> Tensor:
+        """What autograd gives, [copies, r, d]. Every copy is a row of its own, with its own noise and random steps."""
+        r, d = self.x.shape
+        result = []
+        for some in _portions(copies, max(1, AT_ONCE // (r * (2 * d + 1)))):
+            with torch.enable_grad(), _random_numbers(self.box, generator):
+                x = self.x.repeat(some, 1).requires_grad_()
+                y = self._call(x, tuple(c.repeat(some, *[1] * (c.ndim - 1)) for c in self.context))
+                if not y.requires_grad:
+                    raise ValueError("box must give a gradient: its output at an x that requires grad has none")
+                gy = self.gy.to(y.dtype).repeat(some, 1)
+                before = self._counter.evaluations if self._counter is not None else 0
+                (g,) = torch.autograd.grad(y, x, gy, allow_unused=True)
+                if self._counter is not None:
+                    self.evaluations += self._counter.evaluations - before
+            g = torch.zeros_like(x) if g is None else g
+            result.append(g.double().view(some, r, d))
+        return torch.cat(result)
+
+    @property
+    def gradient_rows(self) -> int:
+        """Evaluations that one copy of the gradient takes, or a little more."""
+        r, d = self.x.shape
+        return r if self._counter is None else r * (2 * d + 1)
+
+    def ladder(self) -> Tensor:
+        """Steps [r, d, rungs], from the longest down to where rounding is all that is left."""
+        eps = torch.finfo(self.x.dtype).eps
+        powers = torch.arange(rungs(self.x.dtype), dtype=torch.float64, device=self.x.device)
+        t = self.longest[:, :, None] * FACTOR**-powers
+        least = 64 * eps * self.x.abs().double()[:, :, None]  # a step below is mostly rounding itself
+        return torch.maximum(t, torch.minimum(least, self.longest[:, :, None]))
+
+    def choose(self, t: Tensor, q: Tensor) -> Tensor:
+        """The longest steps [r, d] to measure with, from quotients q [r, d, rungs] for steps t.
+
+        Quotients extrapolated from neighbouring rungs to step zero agree best where neither the bending of the function
+        nor noise has much to say. All rows of an input have the same rung, unless the box does not answer there.
+        """
+        line = (FACTOR**2 * q[..., 1:] - q[..., :-1]) / (FACTOR**2 - 1)  # [r, d, rungs - 1]
+        floor = self.rounding[:, None, None] / t[..., 1:-1]
+        apart = (line.diff(dim=2).square() + floor.square()).nanmean(0).sqrt()  # [d, rungs - 2]
+        # Rungs on which the least step was taken again tell nothing; nor do those without answers.
+        repeated = (t[..., 1:-1] <= t[..., 2:]).all(0)
+        apart = torch.where(repeated | apart.isnan(), math.inf, apart)
+        rung = apart.argmin(1).expand(len(t), -1)  # [r, d]
+        # Of a row without an answer there, the first rung below which all have one.
+        broken = torch.isnan(q).long() * (1 + torch.arange(q.shape[2], device=q.device))
+        first = broken.amax(2).clamp(max=q.shape[2] - 1)
+        return t.gather(2, torch.maximum(rung, first)[..., None]).squeeze(2)
+
+    def measure(self, longest: Tensor, copies: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Slopes, and by how much they differ from those of twice the step: [copies, r, d] each.
+
+        With q the quotient, (4 q(t/2) - q(t)) / 3 is free of the error in t². The steps are drawn anew for every copy,
+        so that what is rough in the function without being random differs between copies as noise does.
+        """
+        r, d = longest.shape
+        slopes, changes = [], []
+        for some in _portions(copies, max(1, AT_ONCE // (6 * r))):
+            drawn = torch.rand(r, d, some, 1, generator=generator, dtype=torch.float64).to(longest.device)
+            t = longest[..., None, None] * (0.7 + 0.3 * drawn)
+            t = t * t.new_tensor((1, 1 / 2, 1 / 4))
+            q = self.quotients(t.flatten(2))[0].view(t.shape)
+            line = (4 * q[..., 1:] - q[..., :-1]) / 3
+            slopes.append(line[..., 1].permute(2, 0, 1))
+            changes.append((line[..., 0] - line[..., 1]).permute(2, 0, 1))
+        return torch.cat(slopes), torch.cat(changes)
+
+    def _call(self, x: Tensor, context: tuple[Tensor, ...]) -> Tensor:
+        self.evaluations += len(x)
+        return called(self.box, x, context)
+
+    def _look(self, y: Tensor) -> None:
+        """Find out how coarse the outputs y [n, d_out] are, from how close two of them come."""
+        self._dtypes = [dtype for dtype in self._dtypes if bool(((y.to(dtype).to(y) == y) | y.isnan()).all())]
+        exact = y.double()
+        gaps = exact.sort(0).values.diff(dim=0)
+        gaps = torch.where(gaps > 0, gaps, math.inf)
+        if len(gaps):
+            self._quantum = torch.minimum(self._quantum, gaps.amin(0))
+        self._size = torch.maximum(self._size, exact.abs().nan_to_num(0).amax(0))
+
+
+def called(box: Callable[..., Any], x: Tensor, context: tuple[Tensor, ...]) -> Tensor:
+    """The box at rows x [N, d]: [N, d_out], or an error."""
+    y = box(x, *context)
+    if not isinstance(y, Tensor) or y.ndim != 2 or len(y) != len(x) or not y.dtype.is_floating_point:
+        shape = list(y.shape) if isinstance(y, Tensor) else type(y).__name__
+        raise ValueError(f"box must return a floating-point tensor [N, d_out] for N={len(x)} rows, got {shape}")
+    return y
+
+
+@contextlib.contextmanager
+def _random_numbers(box: object, generator: torch.Generator) -> Iterator[None]:
+    """Other ones for every BlackBox inside: by itself, it draws the same in eval mode whenever it is called."""
+    modules = box.modules() if isinstance(box, nn.Module) else ()
+    states = [module for module in modules if isinstance(module, PolicyState)]
+    before = [state.random for state in states]
+    for state in states:
+        state.random = Generators(int(torch.randint(2**63 - 1, (), generator=generator)))
+    try:
+        yield
+    finally:
+        for state, random in zip(states, before, strict=True):
+            state.random = random
+
+
+def rungs(dtype: torch.dtype) -> int:
+    """Of the ladder: down to the square root of the rounding."""
+    return 1 + round(-math.log(torch.finfo(dtype).eps) / 2 / math.log(FACTOR))
+
+
+def _portions(total: int, most: int) -> Iterator[int]:
+    for first in range(0, total, most):
+        yield min(most, total - first)

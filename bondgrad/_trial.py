@@ -1,0 +1,202 @@
+"""Weighing a gradient against measured slopes."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bondgrad._slopes import Slopes
+
+COPIES = 4  # of every measurement, to begin with
+FALSE_ALARM = 1e-3  # chance of any, for normal noise
+LOOKS = 10  # at the growing evidence, among which that chance is shared
+WEAK = 0.01  # an input with less effect than this, in units of the typical one, is measured by that
+SURE = 4  # times smaller than it seems may the remaining error of a slope be at least; in theory it is 15 times
+SEEN = 10  # times the noise, from which the remainder of Taylor's series is believed
+MINOR = 1 / 8  # of the variance: not worth more evaluations
+AMPLIFIED = 4.5  # noise of a slope, times the longest step, in units of the noise of the loss
+
+
+class Evidence(NamedTuple):
+    """For or against each input; the last entry of what has d + 1 is all inputs together."""
+
+    factor: Tensor  # [d + 1]
+    standard_error: Tensor  # [d + 1] of the factor
+    unexplained: Tensor  # [d] error that no factor explains
+    error: Tensor  # [d]
+    visible: Tensor  # [d]
+    wrong: Tensor  # [d + 1] bool
+    missing: Tensor  # [d] bool: the gradient is not finite where the box is
+    bending: Tensor  # [d] bool: what is not known is not due to noise, but to steps too long
+    g: Tensor  # [r, d] the gradient
+    s: Tensor  # [r, d] the slopes
+
+
+class Trial:
+    """Measurements, until they are enough."""
+
+    def __init__(self, slopes: Slopes, tolerance: float, budget: int, generator: torch.Generator) -> None:
+        self.slopes, self.tolerance, self.budget, self.generator = slopes, tolerance, budget, generator
+        self.scale = slopes.longest.amax(0)  # [d]
+        self.base = slopes.loss(slopes.x[:, None]).squeeze(1)  # [r]
+        self.ladder = slopes.ladder()
+        quotients, self.upper, self.steps = slopes.quotients(self.ladder)  # [r, d, rungs] each
+        self.longest = slopes.choose(self.ladder, quotients)  # [r, d]
+        self.g = slopes.gradients(COPIES, generator)  # [copies, r, d]
+        self.s, self.change = slopes.measure(self.longest, COPIES, generator)
+
+    def run(self) -> Evidence:
+        """Go on until it is known, or nothing is left to spend."""
+        evidence = self.judge()
+        for _ in range(LOOKS - 1):
+            seen = bool((evidence.visible <= 2 * self.tolerance).all())
+            if seen or bool(evidence.wrong.any()) or not self.more(evidence.bending):
+                break
+            evidence = self.judge()
+        return evidence
+
+    def more(self, bending: Tensor) -> bool:
+        """Measure as often again as before; with shorter steps where the function bends, bool [d]. False: no budget."""
+        r, d = self.longest.shape
+        left = self.budget - self.slopes.evaluations
+        cost_s, cost_g = 6 * r * d, self.slopes.gradient_rows
+        if bool(bending.any()):
+            if left < COPIES * cost_s:
+                return False
+            self.longest = torch.where(bending, self.longest / 2, self.longest)
+            self.s, self.change = self.slopes.measure(self.longest, min(len(self.s), left // cost_s), self.generator)
+            return True
+        # Of whichever says little about the noise, there is enough.
+        var_s, var_g = (_mean(samples)[1].nansum(0) for samples in (self.s, self.g))  # [d]
+        more_s, more_g = (bool((var > MINOR * (var_s + var_g)).any()) for var in (var_s, var_g))
+        share = left / max(1, more_s * len(self.s) * cost_s + more_g * len(self.g) * cost_g)
+        copies_s, copies_g = (int(min(1, share) * len(samples)) for samples in (self.s, self.g))
+        if max(more_s * copies_s, more_g * copies_g) < 1:
+            return False
+        if more_s and copies_s:
+            s, change = self.slopes.measure(self.longest, copies_s, self.generator)
+            self.s, self.change = torch.cat((self.s, s)), torch.cat((self.change, change))
+        if more_g and copies_g:
+            self.g = torch.cat((self.g, self.slopes.gradients(copies_g, self.generator)))
+        return True
+
+    def judge(self) -> Evidence:
+        """Compare what there is so far. All sums over rows leave out those without an answer."""
+        tolerance, d = self.tolerance, self.s.shape[2]
+        s, var_s, known = _mean(self.s)  # [r, d] each
+        g, var_g, given = _mean(self.g)
+        # If what rounding does shows in the scatter between copies, their number makes it less. Otherwise it may be the
+        # same every time.
+        rounding = (AMPLIFIED * self.slopes.rounding[:, None] / self.longest).square()
+        shows = (len(self.s) * var_s).nanmean(0) > rounding.mean(0) / 4
+        var_s = var_s + torch.where(shows, 0, rounding)
+        s, g, var_s, var_g = (torch.where(known, t, 0) for t in (s, g, var_s, var_g))
+        missing = (known & ~given).any(0)
+        g, var_g = torch.where(given, g, 0), torch.where(given, var_g, 0)
+        change = torch.where(known, self.change.nanmean(0), 0)
+        n = known.sum(0).clamp(min=1)  # [d]
+
+        # The noise of s makes its squares too large, and its products with g - s too small.
+        e, var = g - s, var_s + var_g
+        squares = (s.square() - var_s).sum(0)
+        along = (e * s + var_s).sum(0)
+        effect = (squares.clamp(min=0) / n).sqrt() * self.scale
+        typical = effect.square().mean().sqrt()
+        size = torch.maximum(effect, WEAK * typical) / self.scale  # [d]
+        size = size.clamp(min=torch.finfo(torch.float64).tiny ** 0.25)
+        spread = (s.square() * var + var_s * var).sum(0).sqrt()
+        bend = (change * s).sum(0).abs() / SURE
+        weights = self.scale.square()  # makes all inputs comparable
+        along, spread, bend, reach = (
+            torch.cat((t, total.view(1)))
+            for t, total in (
+                (along, (weights * along).sum()),
+                (spread, (weights * spread).square().sum().sqrt()),
+                (bend, (weights * bend).sum()),
+                (n * size.square(), (weights * n * size.square()).sum()),
+            )
+        )
+        tests = 2 * d + 1
+        z = _quantile(1 - FALSE_ALARM / (2 * tests * LOOKS))
+        t = _student(z, self.freedom(s.square() * var_s, s.square() * var_g))  # [d + 1]
+        factor = along / reach
+        noise = t * spread / reach
+        doubt = noise + bend / reach  # [d + 1]
+
+        # What no factor explains, as a sum of squares, and what that stays below for noise around an error that is
+        # tolerated (Birgé 2001).
+        rest = (e - factor[:-1] * s).square().sum(0)
+        allowed = (n.sqrt() * size * tolerance + change.square().sum(0).sqrt() / SURE).square()
+        own = torch.maximum(var, var.sum(0) / n) * (t[:-1] / z).square()
+        x = math.log(tests * LOOKS / FALSE_ALARM)
+        scatter = 2 * (x * (own.square().sum(0) + 2 * own.amax(0) * allowed)).sqrt() + 2 * x * own.amax(0)
+        norm = n.sqrt() * size
+        seen = torch.maximum(tolerance + doubt[:-1], (allowed + scatter).sqrt() / norm)
+        wrong = factor.abs() > tolerance + doubt
+        wrong[:-1] |= (rest > allowed + own.sum(0) + scatter) | missing
+        bent = torch.maximum(bend[:-1] / reach[:-1], allowed.sqrt() / norm - tolerance)
+        noisy = torch.maximum(noise[:-1], scatter.sqrt() / norm).clamp(min=tolerance / 4)
+        silent = known.sum(0) == 0  # nothing can be said about this input
+        return Evidence(
+            1 + torch.where(torch.cat((silent, silent.all().view(1))), math.nan, factor),
+            spread / reach,
+            (rest - own.sum(0)).clamp(min=0).sqrt() / norm,
+            (e.square() - var).sum(0).clamp(min=0).sqrt() / norm,
+            torch.where(silent, math.inf, seen),
+            wrong,
+            missing,
+            bent > noisy,
+            g,
+            s,
+        )
+
+    def freedom(self, of_s: Tensor, of_g: Tensor) -> Tensor:
+        """Degrees of freedom [d + 1] behind sums over rows of variances [r, d] (Welch and Satterthwaite)."""
+        squares = of_s.square() / (len(self.s) - 1) + of_g.square() / (len(self.g) - 1)
+        total = (of_s + of_g).sum(0).square() / squares.sum(0).clamp(min=torch.finfo(squares.dtype).tiny)
+        total = total.clamp(min=COPIES - 1)
+        return torch.cat((total, total.min().view(1)))
+
+    def rate(self) -> Tensor:
+        """Exponent [d] of the step in the remainder of Taylor's series, over the finest rungs that noise leaves."""
+        g = self.g.nanmean(0)
+        remainder = self.upper - self.base[:, None, None] - self.steps * g[..., None]  # [r, d, rungs]
+        size = remainder.square().nanmean(0).sqrt()  # [d, rungs]
+        noise = self.s.var(0) * (self.longest / AMPLIFIED).square() + self.slopes.rounding[:, None].square()  # [r, d]
+        seen = size > SEEN * noise.nanmean(0).sqrt()[:, None]
+        step = self.steps.square().mean(0).sqrt()
+        result = torch.full_like(size[:, 0], math.nan)
+        for i in range(len(result)):
+            # Below the first rung that is not seen, it may be seen by chance.
+            count = int(seen[i].long().cumprod(0).sum())
+            first = max(0, count - 3)
+            if count - first >= 2 and step[i, count - 1] < step[i, first]:
+                last = count - 1
+                result[i] = (size[i, first] / size[i, last]).log() / (step[i, first] / step[i, last]).log()
+        return result
+
+
+def _mean(samples: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean, its variance, and whether there are enough for both, [...] each, over finite samples [copies, ...]."""
+    finite = torch.isfinite(samples)
+    samples, count = torch.where(finite, samples, math.nan), finite.sum(0)
+    mean = samples.nanmean(0)
+    variance = (samples - mean).square().nansum(0) / (count - 1).clamp(min=1) / count.clamp(min=1)
+    return mean, variance, count >= 2
+
+
+def _quantile(p: float) -> float:
+    """Of the normal distribution."""
+    return float(torch.special.ndtri(torch.tensor(p, dtype=torch.float64, device="cpu")))
+
+
+def _student(z: float, freedom: Tensor) -> Tensor:
+    """The quantile of Student's distribution that has the probability of z in the normal one (Cornish and Fisher)."""
+    terms = (
+        z,
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
+    return sum((term / freedom**n for n, term in enumerate(terms)), torch.zeros_like(freedom))
