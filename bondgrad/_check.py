@@ -22,7 +22,7 @@ class Check:
     """What `check` found. True as a bool if the gradient is right; print it to read it."""
 
     verdict: Literal["right", "wrong", "undecided"]
-    factor: Tensor  # [d] the gradient in units of the slope, over rows: 1 where right, -1 for a wrong sign
+    factor: Tensor  # [d] the gradient in units of the slope, over rows: 1 where right; NaN: the slope was not seen
     standard_error: Tensor  # [d] of the factor
     error: Tensor  # [d] root mean square over rows, in units of that of the slope, noise taken off
     visible: Tensor  # [d] the least error that would certainly have been called wrong
@@ -51,13 +51,14 @@ class Check:
         remainder = "noise at every step t"
         if len(rates):
             remainder = f"t^{float(rates.min() if self.verdict == 'wrong' else rates.median()):.1f}"
-        worst = float(self.standard_error.max())
+        worst = float(self.standard_error[~self.factor.isnan()].max()) if bool((~self.factor.isnan()).any()) else 0.0
+        known = f"factors known to {percent(worst)}; " if worst else ""
         return "\n".join(
             (
                 first,
                 *(f"  {problem}" for problem in self.problems),
                 f"  remainder of Taylor's series ~ {remainder} (right: t^2, wrong: t^1); "
-                f"factors known to {percent(worst)}; {self.evaluations} evaluations",
+                f"{known}{self.evaluations} evaluations",
             )
         )
 

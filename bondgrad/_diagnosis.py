@@ -1,5 +1,6 @@
 """What may be wrong with a gradient, in words."""
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -40,7 +41,7 @@ def _alike(evidence: Evidence, tolerance: float) -> bool:
     if evidence.factor.numel() < 3 or bool(evidence.missing.any()):
         return False
     factor, error = evidence.factor, evidence.standard_error
-    apart = (factor[:-1] - factor[-1]).abs() > tolerance + 4 * error[:-1]
+    apart = (factor[:-1] - factor[-1]).abs() > tolerance + 4 * error[:-1]  # false for NaN
     explained = evidence.unexplained <= torch.maximum(evidence.visible, 0.1 * (factor[-1] - 1).abs())
     return bool(evidence.wrong[-1]) and not bool(apart.any()) and bool(explained.all())
 
@@ -63,7 +64,7 @@ def _describe(evidence: Evidence, i: int) -> str:
     off, rest = abs(float(evidence.factor[i]) - 1), float(evidence.unexplained[i])
     if not (evidence.g[:, i] != 0).any():
         return "zero, but the box depends on it"
-    if rest <= max(float(evidence.visible[i]), CLOSE * off):
+    if math.isfinite(off) and rest <= max(float(evidence.visible[i]), CLOSE * off):
         return _factor(evidence, i)
     return f"off by {percent(float(evidence.error[i]))} of its size, differently from row to row"
 

@@ -13,6 +13,8 @@ from bondgrad._state import PolicyState
 
 AT_ONCE = 8192  # rows in one call
 FACTOR = 4  # between the steps of the ladder
+JITTER = 0.3  # of a step is drawn at random
+SHORTEST = 1 / 4  # of the longest step, in one measurement
 ROUGH = (torch.float16, torch.bfloat16, torch.float32)  # what outputs may have been rounded to before they came
 
 
@@ -155,8 +157,8 @@ class Slopes:
         slopes, changes = [], []
         for some in _portions(copies, max(1, AT_ONCE // (6 * r))):
             drawn = torch.rand(r, d, some, 1, generator=generator, dtype=torch.float64).to(longest.device)
-            t = longest[..., None, None] * (0.7 + 0.3 * drawn)
-            t = t * t.new_tensor((1, 1 / 2, 1 / 4))
+            t = longest[..., None, None] * (1 - JITTER * drawn)
+            t = t * t.new_tensor((1, 1 / 2, SHORTEST))
             q = self.quotients(t.flatten(2))[0].view(t.shape)
             line = (4 * q[..., 1:] - q[..., :-1]) / 3
             slopes.append(line[..., 1].permute(2, 0, 1))

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bondgrad._slopes import Slopes
+from bondgrad._slopes import JITTER, SHORTEST, Slopes
 
 COPIES = 4  # of every measurement, to begin with
 FALSE_ALARM = 1e-3  # chance of any, for normal noise
@@ -14,6 +14,8 @@ LOOKS = 10  # at the growing evidence, among which that chance is shared
 WEAK = 0.01  # an input with less effect than this, in units of the typical one, is measured by that
 SURE = 4  # times smaller than it seems may the remaining error of a slope be at least; in theory it is 15 times
 SEEN = 10  # times the noise, from which the remainder of Taylor's series is believed
+CLEAR = 25  # times its noise are the squares of a slope that is seen
+LEVELS = 2  # of rounding that make it random
 MINOR = 1 / 8  # of the variance: not worth more evaluations
 AMPLIFIED = 4.5  # noise of a slope, times the longest step, in units of the noise of the loss
 
@@ -86,11 +88,12 @@ class Trial:
         tolerance, d = self.tolerance, self.s.shape[2]
         s, var_s, known = _mean(self.s)  # [r, d] each
         g, var_g, given = _mean(self.g)
-        # If what rounding does shows in the scatter between copies, their number makes it less. Otherwise it may be the
-        # same every time.
-        rounding = (AMPLIFIED * self.slopes.rounding[:, None] / self.longest).square()
-        shows = (len(self.s) * var_s).nanmean(0) > rounding.mean(0) / 4
-        var_s = var_s + torch.where(shows, 0, rounding)
+        # Rounding is random where the drawn steps lead over several of its levels, and may else be the same every time:
+        # no number of copies makes that less.
+        rounding = self.slopes.rounding[:, None]
+        over = (s * self.longest).abs() * SHORTEST * JITTER / (math.sqrt(12) * rounding)  # [r, d] levels
+        fixed = (AMPLIFIED * rounding / self.longest).square()
+        var_s = var_s + torch.where(over.nanmedian(0).values > LEVELS, 0, fixed)
         s, g, var_s, var_g = (torch.where(known, t, 0) for t in (s, g, var_s, var_g))
         missing = (known & ~given).any(0)
         g, var_g = torch.where(given, g, 0), torch.where(given, var_g, 0)
@@ -105,13 +108,17 @@ class Trial:
         typical = effect.square().mean().sqrt()
         size = torch.maximum(effect, WEAK * typical) / self.scale  # [d]
         size = size.clamp(min=torch.finfo(torch.float64).tiny ** 0.25)
-        spread = (s.square() * var + var_s * var).sum(0).sqrt()
+        # The last term is due to taking off var_s, itself an estimate.
+        chance = var_s * (var_s * (2 + 2 / (len(self.s) - 1)) + var_g)
+        spread = (s.square() * var + chance).sum(0).sqrt()
         bend = (change * s).sum(0).abs() / SURE
         weights = self.scale.square()  # makes all inputs comparable
-        along, spread, bend, reach = (
-            torch.cat((t, total.view(1)))
+        along, squares, blur, spread, bend, reach = (
+            torch.cat((t, total.view(1)))  # [d + 1]
             for t, total in (
                 (along, (weights * along).sum()),
+                (squares, (weights * squares).sum()),
+                (var_s.sum(0), (weights * var_s).sum()),
                 (spread, (weights * spread).square().sum().sqrt()),
                 (bend, (weights * bend).sum()),
                 (n * size.square(), (weights * n * size.square()).sum()),
@@ -120,7 +127,8 @@ class Trial:
         tests = 2 * d + 1
         z = _quantile(1 - FALSE_ALARM / (2 * tests * LOOKS))
         t = _student(z, self.freedom(s.square() * var_s, s.square() * var_g))  # [d + 1]
-        factor = along / reach
+        clear = squares > CLEAR * blur  # else nothing can be said of factors, and all is left to the sum of squares
+        factor = torch.where(clear, along / squares, 0)
         noise = t * spread / reach
         doubt = noise + bend / reach  # [d + 1]
 
@@ -133,14 +141,14 @@ class Trial:
         scatter = 2 * (x * (own.square().sum(0) + 2 * own.amax(0) * allowed)).sqrt() + 2 * x * own.amax(0)
         norm = n.sqrt() * size
         seen = torch.maximum(tolerance + doubt[:-1], (allowed + scatter).sqrt() / norm)
-        wrong = factor.abs() > tolerance + doubt
+        wrong = clear & ((along / reach).abs() > tolerance + doubt)
         wrong[:-1] |= (rest > allowed + own.sum(0) + scatter) | missing
         bent = torch.maximum(bend[:-1] / reach[:-1], allowed.sqrt() / norm - tolerance)
         noisy = torch.maximum(noise[:-1], scatter.sqrt() / norm).clamp(min=tolerance / 4)
         silent = known.sum(0) == 0  # nothing can be said about this input
         return Evidence(
-            1 + torch.where(torch.cat((silent, silent.all().view(1))), math.nan, factor),
-            spread / reach,
+            torch.where(clear, 1 + factor, math.nan),
+            torch.where(clear, spread / squares, math.inf),
             (rest - own.sum(0)).clamp(min=0).sqrt() / norm,
             (e.square() - var).sum(0).clamp(min=0).sqrt() / norm,
             torch.where(silent, math.inf, seen),
