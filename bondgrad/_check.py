@@ -164,7 +164,9 @@ def _scene(
     if budget < each:
         raise ValueError(f"budget must be at least {each} for {d} inputs, got {budget}")
     spread, size = x.double().std(0, correction=0), x.double().square().mean(0).sqrt()
-    alike = spread <= 1e-3 * size  # all rows are nearly the same: their size has to do, or one
+    alike = (
+        spread <= 1e3 * torch.finfo(x.dtype).eps * size
+    )  # all rows are nearly the same: their size has to do, or one
     scale = torch.where(alike, torch.where(size > 0, 0.1 * size, 1), spread)
     low, high = (None, None) if bounds is None else bounds.like(x)
     if low is not None and high is not None:

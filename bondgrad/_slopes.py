@@ -73,11 +73,11 @@ class Slopes:
         loss = (y.double().view(r, n, -1) * self.gy[:, None]).sum(2)
         return torch.where(finite.view(r, n, -1).all(2), loss, math.nan)
 
-    def quotients(self, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def quotients(self, t: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Symmetric differences with steps t [r, d, n] in each input by itself.
 
         Returns:
-            [r, d, n] each: the quotients, the loss on the upper side, and the step to there as it was after rounding.
+            [r, d, n] each: the quotients, the loss on either side, and the step up as it was after rounding.
         """
         x, (r, d, n) = self.x, t.shape
         up, down = (x[:, :, None] + sign * t.to(x.dtype) for sign in (1, -1))
@@ -94,7 +94,8 @@ class Slopes:
             first += count
         loss = torch.cat(losses, 1)
         width = up.double() - down.double()
-        return (loss[..., 0] - loss[..., 1]) / width, loss[..., 0], up.double() - x.double()[:, :, None]
+        above, below = loss.unbind(3)
+        return (above - below) / width, above, below, up.double() - x.double()[:, :, None]
 
     def gradients(self, copies: int, generator: torch.Generator) -> Tensor:
         """What autograd gives, [copies, r, d]. Every copy is a row of its own, with its own noise and random steps."""
@@ -147,23 +148,33 @@ class Slopes:
         first = broken.amax(2).clamp(max=q.shape[2] - 1)
         return t.gather(2, torch.maximum(rung, first)[..., None]).squeeze(2)
 
-    def measure(self, longest: Tensor, copies: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Slopes, and by how much they differ from those of twice the step: [copies, r, d] each.
+    def measure(self, longest: Tensor, copies: int, generator: torch.Generator) -> Tensor:
+        """Slopes, by how much they differ from those of twice the step, kinks, and the loss: [4, copies, r, d].
 
         With q the quotient, (4 q(t/2) - q(t)) / 3 is free of the error in t². The steps are drawn anew for every copy,
         so that what is rough in the function without being random differs between copies as noise does.
+
+        A kink within the shortest step goes unnoticed by symmetric quotients, which all see the mean of its two sides.
+        So the difference of the two slopes from x is looked at: what it has beyond a part in proportion to t.
         """
         r, d = longest.shape
-        slopes, changes = [], []
+        result = []
         for some in _portions(copies, max(1, AT_ONCE // (6 * r))):
+            base = self.loss(self.x[:, None].expand(-1, some, -1))[:, None, :, None]  # [r, 1, copies, 1]
             drawn = torch.rand(r, d, some, 1, generator=generator, dtype=torch.float64).to(longest.device)
             t = longest[..., None, None] * (1 - JITTER * drawn)
             t = t * t.new_tensor((1, 1 / 2, SHORTEST))
-            q = self.quotients(t.flatten(2))[0].view(t.shape)
+            q, above, below, _ = (part.view(t.shape) for part in self.quotients(t.flatten(2)))
             line = (4 * q[..., 1:] - q[..., :-1]) / 3
-            slopes.append(line[..., 1].permute(2, 0, 1))
-            changes.append((line[..., 0] - line[..., 1]).permute(2, 0, 1))
-        return torch.cat(slopes), torch.cat(changes)
+            sides = (above + below - 2 * base) / t
+            parts = (
+                line[..., 1],
+                line[..., 0] - line[..., 1],
+                2 * sides[..., 2] - sides[..., 1],
+                base[..., 0].expand(r, d, some),
+            )
+            result.append(torch.stack(parts).permute(0, 3, 1, 2))
+        return torch.cat(result, 1)
 
     def _call(self, x: Tensor, context: tuple[Tensor, ...]) -> Tensor:
         self.evaluations += len(x)

@@ -9,13 +9,17 @@ from torch import Tensor
 from bondgrad._slopes import JITTER, SHORTEST, Slopes
 
 COPIES = 4  # of every measurement, to begin with
+GRADIENTS = 8  # to begin with; they may scatter between two values, as those of forward differences do
 FALSE_ALARM = 1e-3  # chance of any, for normal noise
 LOOKS = 10  # at the growing evidence, among which that chance is shared
 WEAK = 0.01  # an input with less effect than this, in units of the typical one, is measured by that
 SURE = 4  # times smaller than it seems may the remaining error of a slope be at least; in theory it is 15 times
 SEEN = 10  # times the noise, from which the remainder of Taylor's series is believed
+BENT = 0.1  # of a slope: a change between steps from which neither is believed
+Z_KINK = 4.0  # standard deviations from which a kink is believed
+KINK_NOISE = 16  # its variance due to rounding, in units of that of a slope
 CLEAR = 25  # times its noise are the squares of a slope that is seen
-LEVELS = 2  # of rounding that make it random
+LEVELS = 4  # of rounding that make it random
 MINOR = 1 / 8  # of the variance: not worth more evaluations
 AMPLIFIED = 4.5  # noise of a slope, times the longest step, in units of the noise of the loss
 
@@ -43,10 +47,15 @@ class Trial:
         self.scale = slopes.longest.amax(0)  # [d]
         self.base = slopes.loss(slopes.x[:, None]).squeeze(1)  # [r]
         self.ladder = slopes.ladder()
-        quotients, self.upper, self.steps = slopes.quotients(self.ladder)  # [r, d, rungs] each
+        quotients, self.upper, _, self.steps = slopes.quotients(self.ladder)  # [r, d, rungs] each
         self.longest = slopes.choose(self.ladder, quotients)  # [r, d]
-        self.g = slopes.gradients(COPIES, generator)  # [copies, r, d]
-        self.s, self.change = slopes.measure(self.longest, COPIES, generator)
+        self.g = slopes.gradients(GRADIENTS, generator)  # [copies, r, d]
+        self.measured = slopes.measure(self.longest, COPIES, generator)  # [4, copies, r, d]
+
+    @property
+    def s(self) -> Tensor:
+        """[copies, r, d] the slopes."""
+        return self.measured[0]
 
     def run(self) -> Evidence:
         """Go on until it is known, or nothing is left to spend."""
@@ -62,12 +71,13 @@ class Trial:
         """Measure as often again as before; with shorter steps where the function bends, bool [d]. False: no budget."""
         r, d = self.longest.shape
         left = self.budget - self.slopes.evaluations
-        cost_s, cost_g = 6 * r * d, self.slopes.gradient_rows
+        cost_s, cost_g = r * (6 * d + 1), self.slopes.gradient_rows
         if bool(bending.any()):
             if left < COPIES * cost_s:
                 return False
-            self.longest = torch.where(bending, self.longest / 2, self.longest)
-            self.s, self.change = self.slopes.measure(self.longest, min(len(self.s), left // cost_s), self.generator)
+            self.longest = torch.where(bending, self.longest / 4, self.longest)
+            copies = min(len(self.s), left // cost_s)
+            self.measured = self.slopes.measure(self.longest, copies, self.generator)
             return True
         # Of whichever says little about the noise, there is enough.
         var_s, var_g = (_mean(samples)[1].nansum(0) for samples in (self.s, self.g))  # [d]
@@ -77,8 +87,8 @@ class Trial:
         if max(more_s * copies_s, more_g * copies_g) < 1:
             return False
         if more_s and copies_s:
-            s, change = self.slopes.measure(self.longest, copies_s, self.generator)
-            self.s, self.change = torch.cat((self.s, s)), torch.cat((self.change, change))
+            more = self.slopes.measure(self.longest, copies_s, self.generator)
+            self.measured = torch.cat((self.measured, more), 1)
         if more_g and copies_g:
             self.g = torch.cat((self.g, self.slopes.gradients(copies_g, self.generator)))
         return True
@@ -94,14 +104,20 @@ class Trial:
         over = (s * self.longest).abs() * SHORTEST * JITTER / (math.sqrt(12) * rounding)  # [r, d] levels
         fixed = (AMPLIFIED * rounding / self.longest).square()
         var_s = var_s + torch.where(over.nanmedian(0).values > LEVELS, 0, fixed)
+        kink, var_kink, _ = _mean(self.measured[2])
+        believed = Z_KINK * (var_kink + KINK_NOISE * fixed).sqrt()
+        rough = kink.abs() > torch.maximum(believed, tolerance * s.square().nanmean(0).sqrt())
+        known &= ~rough  # where the function has a kink, there is no slope to compare with
         s, g, var_s, var_g = (torch.where(known, t, 0) for t in (s, g, var_s, var_g))
         missing = (known & ~given).any(0)
         g, var_g = torch.where(given, g, 0), torch.where(given, var_g, 0)
-        change = torch.where(known, self.change.nanmean(0), 0)
+        change, var_change, _ = (torch.where(known, t, 0) for t in _mean(self.measured[1]))
         n = known.sum(0).clamp(min=1)  # [d]
 
         # The noise of s makes its squares too large, and its products with g - s too small.
-        e, var = g - s, var_s + var_g
+        e = g - s
+        var_s, var_g = (torch.where(known, torch.maximum(v, v.sum(0) / n), 0) for v in (var_s, var_g))  # few copies
+        var = var_s + var_g
         squares = (s.square() - var_s).sum(0)
         along = (e * s + var_s).sum(0)
         effect = (squares.clamp(min=0) / n).sqrt() * self.scale
@@ -136,13 +152,23 @@ class Trial:
         # tolerated (Birgé 2001).
         rest = (e - factor[:-1] * s).square().sum(0)
         allowed = (n.sqrt() * size * tolerance + change.square().sum(0).sqrt() / SURE).square()
-        own = torch.maximum(var, var.sum(0) / n) * (t[:-1] / z).square()
+        own = var * (t[:-1] / z).square()
         x = math.log(tests * LOOKS / FALSE_ALARM)
         scatter = 2 * (x * (own.square().sum(0) + 2 * own.amax(0) * allowed)).sqrt() + 2 * x * own.amax(0)
         norm = n.sqrt() * size
         seen = torch.maximum(tolerance + doubt[:-1], (allowed + scatter).sqrt() / norm)
+        # Steps so long that the slope depends on them say nothing at all. Where it does so wildly, as of a wave much
+        # shorter than they are, it scatters by far more than the loss itself does when asked again.
+        noise_of_s = _mean(self.measured[3])[1] * (AMPLIFIED / self.longest).square() + fixed
+        beyond = torch.maximum(
+            (change.square() - SEEN * torch.where(known, var_change + fixed, 0)).sum(0),
+            len(self.s) * (var_s - SEEN * torch.where(known, noise_of_s, 0)).sum(0),
+        )
+        lost = beyond > BENT**2 * s.square().sum(0)
+        seen = torch.where(lost, math.inf, seen)
         wrong = clear & ((along / reach).abs() > tolerance + doubt)
-        wrong[:-1] |= (rest > allowed + own.sum(0) + scatter) | missing
+        wrong[:-1] |= rest > allowed + own.sum(0) + scatter
+        wrong = torch.cat(((wrong[:-1] & ~lost) | missing, wrong[-1:] & ~lost.any()))
         bent = torch.maximum(bend[:-1] / reach[:-1], allowed.sqrt() / norm - tolerance)
         noisy = torch.maximum(noise[:-1], scatter.sqrt() / norm).clamp(min=tolerance / 4)
         silent = known.sum(0) == 0  # nothing can be said about this input
@@ -154,7 +180,7 @@ class Trial:
             torch.where(silent, math.inf, seen),
             wrong,
             missing,
-            bent > noisy,
+            (bent > noisy) | lost,
             g,
             s,
         )
