@@ -20,7 +20,7 @@ def problems(evidence: Evidence, tolerance: float) -> tuple[str, ...]:
         return (f"all inputs: {_factor(evidence, -1)}",)
     if not wrong:
         return (f"no input by itself, but all together: {_factor(evidence, -1)}",)
-    pairs = dict(_swapped(evidence, wrong)) if len(evidence.g) > 2 else {}
+    pairs = dict(_swapped(evidence, wrong))
     found = []
     for i in wrong:
         if i not in pairs:
@@ -48,12 +48,13 @@ def _alike(evidence: Evidence, tolerance: float) -> bool:
 
 def _swapped(evidence: Evidence, wrong: list[int]) -> Iterator[tuple[int, int]]:
     """Inputs of which each has the other's gradient."""
-    g, s = evidence.g, evidence.s
-    norm = s.norm(dim=0).clamp(min=torch.finfo(s.dtype).tiny)
+    g, s, known = evidence.g, evidence.s, evidence.known
     for i in wrong:
-        like = ((g[:, i, None] - s).norm(dim=0) / norm) < CLOSE  # [d] whose slope g_i is
-        back = ((g - s[:, i, None]).norm(dim=0) / norm[i]) < CLOSE  # [d] who has the gradient of i
-        partners = [j for j in (like & back).nonzero().flatten().tolist() if j != i and j in wrong]
+        both = known & known[:, i, None]  # [r, d]
+        mine, other = (torch.where(both, t, 0).norm(dim=0) for t in (s[:, i, None], s))  # [d] each
+        like = torch.where(both, g[:, i, None] - s, 0).norm(dim=0) < CLOSE * other  # [d] whose slope g_i is
+        back = torch.where(both, g - s[:, i, None], 0).norm(dim=0) < CLOSE * mine  # [d] who has the gradient of i
+        partners = [j for j in (like & back & (both.sum(0) > 2)).nonzero().flatten().tolist() if j != i and j in wrong]
         if len(partners) == 1:
             yield i, partners[0]
 

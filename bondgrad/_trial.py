@@ -37,6 +37,7 @@ class Evidence(NamedTuple):
     bending: Tensor  # [d] bool: what is not known is not due to noise, but to steps too long
     g: Tensor  # [r, d] the gradient
     s: Tensor  # [r, d] the slopes
+    known: Tensor  # [r, d] bool: where they are; zero elsewhere
 
 
 class Trial:
@@ -105,6 +106,7 @@ class Trial:
         fixed = (AMPLIFIED * rounding / self.longest).square()
         var_s = var_s + torch.where(over.nanmedian(0).values > LEVELS, 0, fixed)
         kink, var_kink, _ = _mean(self.measured[2])
+        var_kink = torch.maximum(var_kink, var_kink.nanmean(0))  # of so few copies, it may be small by chance
         believed = Z_KINK * (var_kink + KINK_NOISE * fixed).sqrt()
         rough = kink.abs() > torch.maximum(believed, tolerance * s.square().nanmean(0).sqrt())
         known &= ~rough  # where the function has a kink, there is no slope to compare with
@@ -183,6 +185,7 @@ class Trial:
             (bent > noisy) | lost,
             g,
             s,
+            known,
         )
 
     def freedom(self, of_s: Tensor, of_g: Tensor) -> Tensor:
