@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from bondgrad import _arguments as arguments
 from bondgrad._diagnosis import percent, problems
 from bondgrad._slopes import Slopes, called, rungs
-from bondgrad._trial import COPIES, Trial
+from bondgrad._trial import COPIES, GRADIENTS, Trial
 
 ROWS = 16  # of x that are looked at
 INSIDE = 0.05  # of the range between limits: rows closer to them are moved away, to have room on both sides
@@ -158,15 +158,13 @@ def _scene(
 ) -> Slopes:
     """Choose rows of x [N, d], and gy such that every output has the same weight."""
     d = x.shape[1]
-    each = (
-        2 * rungs(x.dtype) * d + COPIES * (6 * d + (2 * d + 1 if hasattr(box, "_function") else 1)) + 2
-    )  # evaluations a row
+    gradient = 2 * d + 1 if hasattr(box, "_function") else 1
+    each = 2 + 2 * rungs(x.dtype) * d + COPIES * (6 * d + 1) + GRADIENTS * gradient  # evaluations at a row, at least
     if budget < each:
         raise ValueError(f"budget must be at least {each} for {d} inputs, got {budget}")
     spread, size = x.double().std(0, correction=0), x.double().square().mean(0).sqrt()
-    alike = (
-        spread <= 1e3 * torch.finfo(x.dtype).eps * size
-    )  # all rows are nearly the same: their size has to do, or one
+    # Where all rows are the same, their size has to do, or one.
+    alike = spread <= 1e3 * torch.finfo(x.dtype).eps * size
     scale = torch.where(alike, torch.where(size > 0, 0.1 * size, 1), spread)
     low, high = (None, None) if bounds is None else bounds.like(x)
     if low is not None and high is not None:
