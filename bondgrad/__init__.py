@@ -9,6 +9,7 @@ from bondgrad.errors import BoxError
 from bondgrad.estimators import Central, Forward, Simultaneous
 from bondgrad.graphs import GraphedStep
 from bondgrad.metrics import TensorBoard, sign_accuracy
+from bondgrad.probing import Report, probe
 
 __all__ = [
     "BlackBox",
@@ -17,6 +18,7 @@ __all__ = [
     "Check",
     "Forward",
     "GraphedStep",
+    "Report",
     "Simultaneous",
     "Stats",
     "Step",
@@ -27,6 +29,7 @@ __all__ = [
     "estimators",
     "evaluators",
     "policies",
+    "probe",
     "sign_accuracy",
     "structure",
 ]

@@ -115,6 +115,11 @@ class Limits:
         self._exact = low.expand(in_features).clone(), high.expand(in_features).clone()
         self._made: dict[tuple[torch.dtype, torch.device], tuple[Tensor, Tensor]] = {}
 
+    def numbers(self) -> tuple[list[float], list[float]]:
+        """Low and high of every input, as they were given."""
+        low, high = self._exact
+        return low.tolist(), high.tolist()
+
     def like(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Low and high, each like the rows of x [N, d], or [N, T·d]. Rounded inwards: no point may lie outside."""
         key = (x.dtype, x.device)

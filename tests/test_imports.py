@@ -8,7 +8,7 @@ from pathlib import Path
 import bondgrad
 
 PACKAGE = Path(bondgrad.__file__).parent
-LIBRARY = {"graphs", "box", "policies", "estimators", "structure", "evaluators", "probe", "baselines", "testing"}
+LIBRARY = {"graphs", "box", "policies", "estimators", "structure", "evaluators", "probing", "baselines", "testing"}
 LIBRARY |= {"metrics", "errors"}  # beside private modules, whose names start with _
 EXTRAS = ("typer", "rich", "matplotlib", "yaml", "safetensors", "networkx", "tensorboard", "pytest", "hypothesis")
 

@@ -1,0 +1,67 @@
+"""Which outputs depend on which inputs, and what that saves."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bondgrad.probing._asker import Asker, Spent
+from bondgrad.structure import colour
+from bondgrad.structure._detect import POINTS, REPEATS, find_dependencies
+from bondgrad.structure._scene import Scene
+
+
+@dataclass(frozen=True)
+class Dependence:
+    """The pattern, in numbers."""
+
+    groups: int  # of inputs that can move together
+    inputs: int
+    filled: float  # fraction of the pattern
+    blocks: tuple[int, int] | None  # (inputs, outputs) of each, where modules lie side by side
+
+    @property
+    def words(self) -> str:
+        """What a person wants to know."""
+        if self.groups == self.inputs:
+            return "No structure to be used: every input shares an output with every other."
+        saving = f"{2 * self.groups:,} evaluations a row for a central gradient instead of {2 * self.inputs:,}"
+        if self.blocks is not None:
+            inputs = "one input" if self.blocks[0] == 1 else f"{self.blocks[0]} inputs"
+            return f"{self.inputs // self.blocks[0]:,} blocks of {inputs}: {saving}."
+        return (
+            f"Outputs depend on {100 * self.filled:.2g} % of the inputs; {self.groups} groups move together: {saving}."
+        )
+
+
+def measure_dependence(asker: Asker, generator: torch.Generator) -> Dependence:
+    """Move every input by itself, at some rows, as `structure.detect` does."""
+    d = asker.x.shape[1]
+    ends = 2 if bool((asker.noise > 0).any()) else 1
+    if asker.affordable() < POINTS * (d * ends + REPEATS) + POINTS:
+        raise Spent
+    rows = asker.usable
+
+    def evaluate(points: Tensor, which: Tensor) -> Tensor:
+        shape = points.shape[:-1]
+        nearby = rows[which].repeat_interleave(shape[1:].numel())
+        return asker.ask(points.reshape(-1, d), nearby).view(*shape, -1)
+
+    eps = float((asker.rounding / asker.scale.clamp_min(1e-300)).max()) / 8  # the scene allows eight units
+    scene = Scene(asker.x[rows], asker.y[rows], evaluate, asker.most, max(eps, 1e-12), eps, asker.low, asker.high)
+    found = find_dependencies(scene, generator)
+    depends = found.depends
+    if found.heard < 0.5:
+        raise Spent
+    groups = int(colour(depends).max()) + 1
+    return Dependence(groups, d, float(depends.double().mean()), _blocks(depends, groups))
+
+
+def _blocks(depends: Tensor, groups: int) -> tuple[int, int] | None:
+    """(inputs, outputs) of blocks side by side that hold all of the pattern [d_out, d] and cost no more groups."""
+    d_out, d = depends.shape
+    if groups == d or d % groups != 0 or d_out % (d // groups) != 0:
+        return None
+    count = d // groups
+    mask = torch.kron(torch.eye(count), torch.ones(d_out // count, groups)).bool()
+    return None if bool((depends & ~mask).any()) else (groups, d_out // count)

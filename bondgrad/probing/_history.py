@@ -1,0 +1,102 @@
+"""Whether answers change in the course of time, or with what was asked before."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bondgrad.probing._asker import Asker, Spent
+
+ROWS = 4
+TIMES = 4  # that a row is asked right after others, and right after itself
+CERTAIN = 8.0  # standard deviations of the sum of squares
+
+
+@dataclass(frozen=True)
+class History:
+    """What time and earlier questions do to the answers."""
+
+    drifts: bool
+    drift: float  # from the first to the last look, over the spread of the outputs, root mean square
+    per_evaluation: float  # of that
+    looks: int  # at the same rows
+    remembers: bool | None  # None: not tried
+    memory: float  # change of an answer by the question before, over the spread of the outputs
+
+    @property
+    def words(self) -> str:
+        """What a person wants to know."""
+        parts = []
+        if self.looks < 3:
+            parts.append("Whether it drifts was not looked at.")
+        elif self.drifts:
+            parts.append(
+                f"It drifts: by {100 * self.drift:.2g} % of the spread over {self.looks} looks at the same rows. Both "
+                "ends of a central difference are asked next to each other, so slow drift does little harm."
+            )
+        else:
+            parts.append(f"No drift over {self.looks} looks at the same rows.")
+        if self.remembers:
+            parts.append(
+                f"It remembers: the question before changes an answer by {100 * self.memory:.2g} % of the spread. Give "
+                "it state=, or snapshot() and restore()."
+            )
+        elif self.remembers is not None:
+            parts.append("No memory of earlier questions.")
+        return " ".join(parts)
+
+
+class Looks:
+    """Looks at the same rows, again and again between the measurements."""
+
+    def __init__(self, asker: Asker, generator: torch.Generator) -> None:
+        self._asker = asker
+        self._rows = asker.choose(max(ROWS, asker.least), generator)
+        self._when: list[float] = []  # evaluations made before each look
+        self._answers: list[Tensor] = []  # [r, d_out] each
+
+    def look(self) -> None:
+        """Once more, if the budget allows."""
+        if self._asker.affordable() >= 2 * len(self._rows):
+            self._when.append(float(self._asker.function.evaluations))
+            self._answers.append(self._asker.ask(self._asker.x[self._rows], self._rows))
+
+    def judge(self, memory: tuple[bool, float] | None) -> History:
+        """What the looks say. `memory` is what `measure_memory` said."""
+        remembers, change = (None, 0.0) if memory is None else memory
+        if len(self._when) < 3:
+            return History(False, 0.0, 0.0, len(self._when), remembers, change)
+        y, when = torch.stack(self._answers), torch.tensor(self._when, dtype=torch.float64)
+        at = when - when.mean()
+        slope = (at[:, None, None] * y).sum(0) / at.square().sum()  # [r, d_out] per evaluation
+        sigma = torch.maximum(self._asker.noise, self._asker.rounding) / at.square().sum().sqrt()
+        drifts = excess(slope / sigma) > CERTAIN
+        moved = (slope * (when[-1] - when[0]) / self._asker.output_spread).square().nanmean().sqrt()
+        drift = float(moved.nan_to_num(0))
+        return History(drifts, drift, drift / float(when[-1] - when[0]), len(when), remembers, change)
+
+
+def excess(t: Tensor) -> float:
+    """By how many of its standard deviations the sum of squares exceeds that of normal numbers."""
+    t = t[torch.isfinite(t)]
+    return float((t.square().sum() - t.numel()) / math.sqrt(2 * max(1, t.numel()))) if t.numel() else 0.0
+
+
+def measure_memory(asker: Asker, generator: torch.Generator) -> tuple[bool, float]:
+    """B, A, A, A, B, A, A, A, ...: is A answered differently right after B than right after A?"""
+    rows = asker.choose(2 * max(ROWS, asker.least), generator)
+    a = rows[: len(rows) // 2]
+    if asker.affordable() < 4 * TIMES * len(a):
+        raise Spent
+    # Far from A, so that there is something to remember.
+    distance = torch.cdist(asker.x[a] / asker.spread, asker.x[asker.usable] / asker.spread)
+    b = asker.usable[distance.argmax(1)]
+    changes = []
+    for _ in range(TIMES):
+        asker.ask(asker.x[b], b)
+        after_b, second, third = (asker.ask(asker.x[a], a) for _ in range(3))
+        changes.append((after_b - second) - (second - third))  # a steady drift cancels
+    mean = torch.stack(changes).nanmean(0)
+    sigma = torch.maximum(asker.noise * math.sqrt(6 / TIMES), asker.rounding)
+    return excess(mean / sigma) > CERTAIN, float((mean / asker.output_spread).square().nanmean().sqrt().nan_to_num(0))

@@ -1,0 +1,188 @@
+"""Whether the same question gets the same answer, and if not, where the difference comes from."""
+
+import functools
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bondgrad.errors import BoxError
+from bondgrad.probing._asker import Asker
+from bondgrad.probing._traces import RandomStates, eval_mode
+
+ROWS, REPEATS = 4, 16
+GENERATORS = ("torch", "numpy", "python")
+
+
+@dataclass(frozen=True)
+class Randomness:
+    """What happens when the same rows are asked again."""
+
+    deterministic: bool  # up to rounding
+    exact: bool  # to the last bit
+    moving: bool  # without noise, but in one direction: see History
+    std: list[float]  # of every output
+    half_width: list[float]  # of every output: 95 of 100 answers lie no farther from their mean
+    relative: float  # standard deviation over the spread of the outputs, root mean square
+    within_a_call: bool  # whether the same row twice in a call gets two answers
+    generator: str | None  # the global random numbers that it draws from: "torch", "numpy", "python"
+    takes_seed: bool  # a keyword `seed` makes it repeat itself
+    modules: list[str]  # that are random or look at the whole batch, in training mode
+    quiet_in_eval: bool | None  # a module: whether it repeats itself in eval mode. None: not tried
+    repeats: int
+
+    @property
+    def noise(self) -> float:
+        """One half-width for all outputs: root mean square."""
+        return math.sqrt(sum(b * b for b in self.half_width) / len(self.half_width))
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether two calls can be made to draw the same random numbers."""
+        return self.generator is not None or self.takes_seed
+
+    @property
+    def words(self) -> str:
+        """What a person wants to know."""
+        if self.deterministic:
+            if self.moving:
+                return "Asked again, its answers have no noise, but move on steadily."
+            same = "to the last bit" if self.exact else "up to rounding"
+            return f"Asked again, it gives the same answers {same}."
+        text = f"Random: 95 of 100 answers lie within ±{self.noise:.2g} ({100 * self.relative:.2g} % of the spread, "
+        text += f"standard deviation {max(self.std):.2g} at most)."
+        if not self.within_a_call:
+            text += " All rows of a call share the same noise."
+        if self.takes_seed:
+            text += " It takes a seed: two calls with the same one agree."
+        elif self.generator is not None:
+            text += f" It draws from {_OWNERS[self.generator]}: reset that, and it repeats itself."
+        else:
+            text += " No global random numbers are behind it: a device, or a generator of its own."
+        if self.modules:
+            text += f" In training mode: {', '.join(self.modules)}."
+        if self.quiet_in_eval:
+            text += " In eval mode, in which BlackBox keeps a module, it repeats itself."
+        return text
+
+
+_OWNERS = {"torch": "torch's generator", "numpy": "numpy's global generator", "python": "Python's random module"}
+
+
+def measure_randomness(asker: Asker, generator: torch.Generator) -> Randomness:
+    """Ask a few rows again and again; if the answers differ, look for the source."""
+    repeats = max(3, min(REPEATS, asker.affordable() // 20))
+    rows = asker.choose(min(ROWS, max(1, asker.affordable() // 100)), generator)
+    if asker.least > len(rows):
+        rows = rows.repeat(asker.least)
+    x = asker.x[rows]
+    asker.ask(x, rows)  # whatever was asked before, from here on the question before is the same
+    again = torch.stack([asker.ask(x, rows) for _ in range(repeats)], 1)  # [r, repeats, d_out]
+    together = again
+    if asker.most > 1:
+        together = asker.ask(x.repeat_interleave(repeats, 0), rows.repeat_interleave(repeats)).view_as(again)
+    std = deviation(again)
+    rounding = asker.rounding
+    deterministic = bool((std <= rounding).all())
+    asker.noise = torch.where(std > rounding, std, 0.0)
+    fn = asker.function.fn
+    found: dict[str, Any] = {"generator": None, "takes_seed": False, "quiet_in_eval": None}
+    names = restless(fn)
+    if not deterministic:
+        found["generator"] = _find_generator(asker, x, rows)
+        found["takes_seed"] = _takes_seed(asker, x, rows)
+    if names and isinstance(fn, nn.Module):
+        with eval_mode(fn):
+            one, other = asker.ask(x, rows), asker.ask(x, rows)
+        found["quiet_in_eval"] = same(one, other, rounding)
+    exact = torch.equal(again.nan_to_num(0), again[:, :1].expand_as(again).nan_to_num(0))
+    return Randomness(
+        deterministic=deterministic,
+        exact=exact,
+        moving=deterministic and not bool((again[:, -1] - again[:, 0]).abs().nan_to_num(0).le(rounding).all()),
+        std=asker.noise.tolist(),
+        half_width=torch.where(std > rounding, _half_width(again), 0.0).tolist(),
+        relative=float((asker.noise / asker.output_spread).square().mean().sqrt()),
+        within_a_call=asker.most == 1 or not bool((deviation(together) <= rounding).all()),
+        modules=names,
+        repeats=repeats,
+        **found,
+    )
+
+
+def deviation(answers: Tensor) -> Tensor:
+    """[d_out] standard deviation of answers [r, repeats, d_out] to the same questions, one after the other.
+
+    From second differences, which a steady drift does not change.
+    """
+    second = answers.diff(dim=1).diff(dim=1)
+    return second.square().nanmean((0, 1)).nan_to_num(0).div(6).sqrt()
+
+
+def _half_width(answers: Tensor) -> Tensor:
+    """[d_out] half of the range in which 95 of 100 answers [r, repeats, d_out] lie."""
+    k = answers.shape[1]
+    off = (answers - answers.nanmean(1, keepdim=True)) * math.sqrt(k / (k - 1))  # the mean follows the answers
+    return off.abs().flatten(0, 1).nanquantile(0.95, dim=0).nan_to_num(0)
+
+
+def same(one: Tensor, other: Tensor, rounding: Tensor) -> bool:
+    """Whether answers [n, d_out] agree up to rounding [d_out]."""
+    return bool(((one - other).abs().nan_to_num(0) <= rounding).all())
+
+
+def _find_generator(asker: Asker, x: Tensor, rows: Tensor) -> str | None:
+    """The global random numbers that have to be reset for the box to repeat itself."""
+    for name in GENERATORS:
+        before = RandomStates()
+        one = asker.ask(x, rows)
+        before.restore(name)
+        if same(one, asker.ask(x, rows), asker.rounding):
+            return name
+    return None
+
+
+def _takes_seed(asker: Asker, x: Tensor, rows: Tensor) -> bool:
+    """Whether fn has a keyword `seed`, and repeats itself when it is given."""
+    fn: Callable[..., Any] = asker.function.fn
+    try:
+        parameters = inspect.signature(fn.forward if isinstance(fn, nn.Module) else fn).parameters
+    except (ValueError, TypeError):
+        return False
+    if "seed" not in parameters or asker.most < len(x):
+        return False
+    plain = asker.function
+    seeded = plain.replaced(functools.partial(fn, seed=0))
+    seeded.interfaces = plain.interfaces
+    asker.function = seeded
+    try:
+        return same(asker.call(x, rows), asker.call(x, rows), asker.rounding)
+    except BoxError:
+        return False
+    finally:
+        plain.calls, plain.evaluations, plain.seconds = seeded.calls, seeded.evaluations, seeded.seconds
+        asker.function = plain
+
+
+def restless(fn: object) -> list[str]:
+    """The parts of a module that are random, or mix the rows of a batch, in training mode: in words."""
+    counts: dict[str, int] = {}
+    for module in fn.modules() if isinstance(fn, nn.Module) else ():
+        if not module.training:
+            continue
+        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+            name = f"dropout (p = {module.p:g})"
+        elif isinstance(module, nn.modules.batchnorm._BatchNorm):
+            name = "batch normalisation"
+        elif isinstance(module, nn.RReLU):
+            name = "randomised ReLU"
+        elif isinstance(module, (nn.RNNBase, nn.MultiheadAttention)) and module.dropout:
+            name = "dropout inside " + type(module).__name__
+        else:
+            continue
+        counts[name] = counts.get(name, 0) + 1
+    return [name if n == 1 else f"{n} layers of {name}" for name, n in counts.items()]

@@ -1,0 +1,151 @@
+"""What happens over the whole range of every input: where the box fails, and where it hardly changes."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bondgrad.probing._asker import Asker, Spent
+
+ROWS = 2
+POINTS = (17, 9, 5)  # of a sweep, as the budget allows
+BEYOND = 0.1  # of the range of x, on both sides, within the limits
+SHARE = 0.3  # of what is left
+BISECTIONS = 10
+HARDLY = 0.01  # of the largest change
+SATURATED = 0.6  # of the range
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A range of an input in which the box fails, the other inputs being typical."""
+
+    input: int
+    low: float | None  # None: from the end of what was looked at
+    high: float | None
+    how: str
+
+    @property
+    def words(self) -> str:
+        """For the list of failures."""
+        if self.low is None and self.high is None:
+            return f"input {self.input} anywhere: {self.how}"
+        if self.low is None:
+            return f"input {self.input} below {self.high:.3g}: {self.how}"
+        if self.high is None:
+            return f"input {self.input} above {self.low:.3g}: {self.how}"
+        return f"input {self.input} from {self.low:.3g} to {self.high:.3g}: {self.how}"
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """What sweeps over the inputs have shown."""
+
+    failures: list[Failure]
+    failing_rows: float  # fraction of the typical rows
+    flat: float  # fraction of the range over which outputs hardly change, median over inputs that matter
+    inputs: int  # that were looked at
+
+    @property
+    def saturated(self) -> bool:
+        """Whether most of the range is flat."""
+        return self.flat > SATURATED
+
+    @property
+    def words(self) -> str:
+        """What a person wants to know."""
+        parts = []
+        if self.failing_rows > 0:
+            parts.append(f"It fails at {100 * self.failing_rows:.2g} % of the typical rows.")
+        if self.failures:
+            parts.append(
+                f"It fails at {'; '.join(f.words for f in self.failures[:8])}{'; ...' * (len(self.failures) > 8)}."
+            )
+        elif self.inputs:
+            parts.append("It answered over the whole range of the inputs.")
+        if self.saturated:
+            parts.append(f"Saturated: over {100 * self.flat:.0f} % of the range its outputs hardly change.")
+        return " ".join(parts)
+
+
+def measure_ranges(asker: Asker, generator: torch.Generator) -> Ranges:
+    """Sweep every input by itself, from a little below to a little above what is typical of it."""
+    failing = 1 - len(asker.usable) / max(1, asker.asked)
+    d = asker.x.shape[1]
+    allowed = int(SHARE * asker.affordable())
+    points = next((p for p in POINTS if p * d * ROWS <= allowed), POINTS[-1])
+    inputs = torch.randperm(d, generator=generator)[: allowed // (points * ROWS)].sort().values
+    if len(inputs) == 0:
+        raise Spent
+    rows = asker.choose(ROWS, generator)
+    low, high = _ends(asker)
+    failures, changes = [], []
+    for i in inputs.tolist():
+        asker.errors.clear()
+        values = torch.linspace(float(low[i]), float(high[i]), points, dtype=torch.float64)
+        y = _sweep(asker, rows, i, values)  # [ROWS, points, d_out]
+        broken = ~torch.isfinite(y).all(2).all(0)  # [points]
+        failures += _intervals(asker, rows, i, values, broken, y)
+        changes.append((y.diff(dim=1) / asker.output_spread).square().mean(2).sqrt())  # [ROWS, points - 1]
+    noise = torch.maximum(4 * asker.noise, asker.rounding) / asker.output_spread
+    return Ranges(failures, failing, _flat(torch.stack(changes), float(noise.square().mean().sqrt())), len(inputs))
+
+
+def _ends(asker: Asker) -> tuple[Tensor, Tensor]:
+    """[d] each: where sweeps begin and end."""
+    low, high = asker.lowest, asker.highest
+    room = torch.where(high > low, BEYOND * (high - low), asker.spread)
+    low, high = low - room, high + room
+    if asker.low is not None and asker.high is not None:
+        low, high = torch.maximum(low, asker.low), torch.minimum(high, asker.high)
+    return low, high
+
+
+def _sweep(asker: Asker, rows: Tensor, i: int, values: Tensor) -> Tensor:
+    """[rows, values, d_out] with input i at each of the values."""
+    points = asker.x[rows][:, None].repeat(1, len(values), 1)
+    points[:, :, i] = values
+    return asker.ask(points.flatten(0, 1), rows.repeat_interleave(len(values))).view(len(rows), len(values), -1)
+
+
+def _flat(changes: Tensor, noise: float) -> float:
+    """Median over inputs of the fraction of changes [inputs, rows, steps] that are small beside the largest."""
+    largest = changes.nan_to_num(0).amax((1, 2))
+    matter = (largest > HARDLY * largest.max()) & (largest > 10 * noise)  # among noise, nothing can be said
+    if not bool(matter.any()):
+        return 0.0
+    flat = (changes <= (HARDLY * largest[:, None, None]).clamp_min(noise)).double().mean((1, 2))
+    return float(flat[matter].median())
+
+
+def _intervals(asker: Asker, rows: Tensor, i: int, values: Tensor, broken: Tensor, y: Tensor) -> list[Failure]:
+    """The ranges of input i in which it fails, their ends found by halving."""
+    found = []
+    how = _how(asker, y)
+    edges = torch.cat((torch.tensor([False]), broken, torch.tensor([False]))).int().diff()
+    firsts, ends = (edges == 1).nonzero().squeeze(1).tolist(), (edges == -1).nonzero().squeeze(1).tolist()
+    for first, end in zip(firsts, ends, strict=True):
+        low = None if first == 0 else _edge(asker, rows, i, float(values[first - 1]), float(values[first]))
+        high = None if end == len(values) else _edge(asker, rows, i, float(values[end]), float(values[end - 1]))
+        found.append(Failure(i, low, high, how))
+    return found
+
+
+def _edge(asker: Asker, rows: Tensor, i: int, fine: float, broken: float) -> float:
+    """Between a value at which it works and one at which it does not, the border."""
+    for _ in range(BISECTIONS if asker.affordable() > 50 * ROWS * BISECTIONS else 0):
+        middle = (fine + broken) / 2
+        y = _sweep(asker, rows, i, torch.tensor([middle], dtype=torch.float64))
+        if bool(torch.isfinite(y).all()):
+            fine = middle
+        else:
+            broken = middle
+    return (fine + broken) / 2
+
+
+def _how(asker: Asker, y: Tensor) -> str:
+    """In which way it fails, given answers that have failures among them."""
+    if asker.errors and bool(torch.isnan(y).all(2).any()):
+        return f"raises {max(asker.errors, key=lambda name: asker.errors[name])}"
+    return "NaN" if bool(torch.isnan(y).any()) else "infinite" if math.inf in y.abs() else "not finite"

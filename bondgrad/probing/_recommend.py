@@ -1,0 +1,100 @@
+"""What to write, and why."""
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bondgrad.probing._report import Report
+
+UNITS = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+COARSE = 64  # times the rounding of its answers' type: then it computes in something coarser
+
+
+@dataclass(frozen=True)
+class Argument:
+    """Of BlackBox."""
+
+    name: str
+    value: str  # in Python
+    reason: str
+
+
+def choose_policy(report: "Report") -> Argument | None:
+    """The policy, where the default is not the best."""
+    if choose_noise(report) is not None:
+        return Argument("policy", '"calibrated"', "measures noise and curvature for itself, and steps accordingly")
+    if report.smoothness is not None and report.smoothness.kind in ("kinks", "jumps"):
+        return Argument(
+            "policy", '"calibrated"', f"it is not smooth ({report.smoothness.kind}): steps follow what they meet"
+        )
+    return None
+
+
+def choose_noise(report: "Report") -> Argument | None:
+    """The half-width of the noise, where it is more than the rounding that is assumed anyway."""
+    random, rounding = report.randomness, report.rounding
+    if random is not None and not random.deterministic:
+        if random.quiet_in_eval:
+            return None
+        return Argument("noise", f"{random.noise:.2g}", "measured: 95 of 100 answers lie within it")
+    if rounding is None:
+        return None
+    if rounding.largest_quantum > 0:
+        return Argument("noise", f"{rounding.largest_quantum / 2:.2g}", "half a step of its quantised answers")
+    if rounding.floor > COARSE * UNITS[rounding.answers] and rounding.floor > COARSE * UNITS["float32"]:
+        value = 2 * rounding.floor * rounding.size
+        return Argument("noise", f"{value:.2g}", f"it computes in {rounding.precision}, coarser than its answers")
+    return None
+
+
+def recommend(report: "Report") -> list[Argument]:
+    """The arguments of BlackBox that this box needs."""
+    wanted = [
+        Argument("in_features", str(report.in_features), "the width of its rows"),
+        Argument("out_features", str(report.out_features), "the width of its answers"),
+        choose_noise(report),
+        choose_policy(report),
+    ]
+    if report.limits is not None:
+        low, high = report.limits
+        pair = f"({_number_or_list(low)}, {_number_or_list(high)})"
+        wanted.append(Argument("limits", pair, "given: nothing outside is ever evaluated"))
+    found = report.dependence
+    if found is not None and found.groups < found.inputs:
+        saving = f"{2 * found.groups:,} evaluations a row instead of {2 * found.inputs:,}"
+        value = '"auto"' if found.blocks is None else f"bondgrad.structure.Blocks({found.blocks[0]}, {found.blocks[1]})"
+        wanted.append(Argument("structure", value, saving))
+    if report.speed is not None and not report.speed.takes_many_rows:
+        wanted.append(Argument("evaluator", "bondgrad.evaluators.Local(max_rows=1)", "it takes one row at a time"))
+    return [argument for argument in wanted if argument is not None]
+
+
+def code(report: "Report") -> str:
+    """To paste."""
+    lines = [f"    {a.name}={a.value},  # {a.reason}" for a in recommend(report)]
+    return "\n".join(["import bondgrad", "", "box = bondgrad.BlackBox(", f"    {report.name},", *lines, ")"])
+
+
+def warnings(report: "Report") -> list[str]:
+    """What no argument can set right."""
+    texts = []
+    random = report.randomness
+    if report.is_module and random is not None and random.modules:
+        texts.append(
+            f"BlackBox keeps a module in eval mode, so {' and '.join(random.modules)} will not be as measured here."
+        )
+    if report.company is not None and report.company.matters:
+        texts.append("Rows influence one another: a gradient asks about many moved rows at once, and they will mix.")
+    if random is not None and not random.deterministic and random.repeatable and not random.quiet_in_eval:
+        texts.append("Its random numbers can be repeated: let it reset its seed in every call, and they cancel.")
+    if report.history is not None and report.history.remembers:
+        texts.append("It remembers earlier questions: give it a state, or answers will depend on their order.")
+    if report.sensitivity is not None and report.sensitivity.dead:
+        texts.append(f"{len(report.sensitivity.dead)} inputs move nothing and cost evaluations: leave them out.")
+    return texts
+
+
+def _number_or_list(values: list[float]) -> str:
+    texts = [repr(v) if math.isfinite(v) else f'float("{v}")' for v in values]
+    return texts[0] if len(set(texts)) == 1 else f"[{', '.join(texts)}]"

@@ -1,0 +1,125 @@
+"""Over which steps differences say what the slope is."""
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bondgrad.probing._asker import Asker, Spent
+
+PROBES = 32  # rows and inputs at which slopes are taken
+PER_DECADE = 2
+LONGEST = 1.0  # of the spread of an input
+SHORTEST = {torch.float32: -6, torch.float64: -12}  # powers of ten
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Slopes by central differences, for a ladder of steps."""
+
+    ladder: list[float]  # steps, in units of each input's spread, ascending
+    disagreement: list[float | None]  # of the slopes at each step with those at the next, relative. None: no slopes
+    low_5: float | None  # from this step
+    high_5: float | None  # to this the slopes agree to within 5 %
+    low_1: float | None
+    high_1: float | None  # the same for 1 %
+    best: float | None  # where neighbours agree best
+    error: float | None  # by how much they differ there
+    spread: float  # median spread of the inputs, to turn relative steps into steps
+    changes: bool  # whether the outputs changed at all
+
+    @property
+    def words(self) -> str:
+        """What a person wants to know."""
+        if not self.changes:
+            return "No slope anywhere: the outputs did not change at any step."
+        if self.best is None or self.error is None:
+            return "No step is right: slopes taken over different steps do not agree."
+        at = f"the best step is about {self.best:.1g} of an input's spread ({self.best * self.spread:.1g})"
+        if self.low_5 is None or self.high_5 is None:
+            return f"No plateau: slopes agree to {100 * self.error:.2g} % at best; {at}."
+        text = f"Slopes agree to 5 % for steps from {self.low_5:.0e} to {self.high_5:.0e} of the spread"
+        if self.low_1 is not None and self.high_1 is not None:
+            text += f", to 1 % from {self.low_1:.0e} to {self.high_1:.0e}"
+        return f"{text}; {at}."
+
+
+def measure_steps(asker: Asker, generator: torch.Generator) -> Steps:
+    """Slopes of random combinations of the outputs, by single inputs, over many decades of steps."""
+    shortest = SHORTEST[asker.dtype]
+    count = round((math.log10(LONGEST) - shortest) * PER_DECADE) + 1
+    ladder = torch.logspace(shortest, math.log10(LONGEST), count, dtype=torch.float64)
+    probes = min(PROBES, asker.affordable() // (3 * 2 * count))
+    if probes < 1:
+        raise Spent
+    rows = asker.choose(probes, generator)
+    d = asker.x.shape[1]
+    inputs = torch.randperm(max(d, probes), generator=generator)[:probes] % d
+    slopes = torch.stack([_slopes(asker, rows, inputs, float(h)) for h in ladder])  # [rungs, probes, d_out]
+    gy = torch.randn(probes, slopes.shape[2], dtype=torch.float64, generator=generator)
+    gy = gy / gy.norm(dim=1, keepdim=True) / asker.output_spread
+    along = (slopes * gy).sum(2) * asker.spread[inputs]  # [rungs, probes]
+    return judge(ladder, along, float(asker.spread.median()))
+
+
+def _slopes(asker: Asker, rows: Tensor, inputs: Tensor, h: float) -> Tensor:
+    """Central differences [probes, d_out] by one input each, over h of its spread; NaN where limits are in the way."""
+    x = asker.x[rows]
+    at = torch.arange(len(rows))
+    ends = x[:, None].repeat(1, 2, 1)
+    step = h * asker.spread[inputs]
+    ends[at, 0, inputs] += step
+    ends[at, 1, inputs] -= step
+    made = asker.realise(ends)
+    span = made[at, 0, inputs] - made[at, 1, inputs]  # what rounding and limits have left of it
+    y = asker.ask(made.flatten(0, 1), rows.repeat_interleave(2)).view(len(rows), 2, -1)
+    whole = (span > 1.5 * step) & (span < 2.5 * step)
+    return ((y[:, 0] - y[:, 1]) / span[:, None]).where(whole[:, None], math.nan)
+
+
+def judge(ladder: Tensor, slopes: Tensor, spread: float) -> Steps:
+    """Where slopes [rungs, probes] taken over one step agree with those over the next."""
+    disagreement: list[float | None] = []
+    for one, other in itertools.pairwise(slopes):
+        heard = torch.isfinite(one) & torch.isfinite(other)
+        size = float(torch.maximum(one[heard].norm(), other[heard].norm()))
+        zero = min(float(one[heard].norm()), float(other[heard].norm())) == 0
+        # Steps too short to change anything agree on a slope of zero, which is none.
+        disagreement.append(None if size == 0 or zero else float((one - other)[heard].norm()) / size)
+    changes = bool((slopes.nan_to_num(0) != 0).any())
+    heights = [math.inf if e is None else e for e in disagreement]
+    errors = [
+        max(heights[max(0, i - 1)], heights[min(i, len(heights) - 1)]) for i in range(len(ladder))
+    ]  # of every rung with both of its neighbours
+    i = min(range(1, len(errors) - 1), key=errors.__getitem__)  # the first and the last have one neighbour only
+    found = math.isfinite(errors[i]) and errors[i] < 0.5
+    low_5, high_5 = plateau(ladder, heights, 0.05)
+    low_1, high_1 = plateau(ladder, heights, 0.01)
+    return Steps(
+        ladder=ladder.tolist(),
+        disagreement=disagreement,
+        low_5=low_5,
+        high_5=high_5,
+        low_1=low_1,
+        high_1=high_1,
+        best=float(ladder[i]) if found else None,
+        error=errors[i] if found else None,
+        spread=spread,
+        changes=changes,
+    )
+
+
+def plateau(ladder: Tensor, heights: list[float], tolerance: float) -> tuple[float | None, float | None]:
+    """First and last step of the longest run of neighbours that agree."""
+    best = (0, 0)  # length, first
+    length = 0
+    for i, height in enumerate([*heights, math.inf]):
+        if height <= tolerance:
+            length += 1
+            continue
+        best = max(best, (length, i - length))
+        length = 0
+    length, first = best
+    return (float(ladder[first]), float(ladder[first + length])) if length else (None, None)
