@@ -43,3 +43,42 @@ def demo(
     from bondgrad.experiments.demo import run_demo
 
     run_demo(epochs, seed or [42], output, Console())
+
+
+@main.command()
+def probe(
+    target: Annotated[str, typer.Argument(metavar="MODULE:FUNCTION", help="Maps rows to rows; looked for here, too.")],
+    in_features: Annotated[int, typer.Option(min=1, help="Width of its rows.")],
+    limits: Annotated[
+        tuple[float, float] | None, typer.Option(metavar="LOW HIGH", help="Nothing outside is ever evaluated.")
+    ] = None,
+    sample: Annotated[Path | None, typer.Option(help="Typical rows, a .npy file [rows, in-features].")] = None,
+    budget: Annotated[int, typer.Option(min=16, help="Most evaluations.")] = 20_000,
+    seconds: Annotated[float, typer.Option(min=0.001, help="Most time.")] = 60.0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the choice of rows.")] = 0,
+    batch: Annotated[int, typer.Option(min=1, help="Rows of a training step, to predict its cost.")] = 64,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps, to predict their cost.")] = 1000,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw how well slopes agree, by step, into this PNG file.")] = None,
+) -> None:
+    """Find out what a box is like: speed, noise, smoothness, structure; and which BlackBox it needs."""
+    from rich.console import Console
+
+    from bondgrad.experiments.probe import UserError, probe_command
+
+    try:
+        probe_command(
+            target,
+            in_features,
+            limits=limits,
+            sample=sample,
+            options={"budget": budget, "seconds": seconds, "seed": seed},
+            batch=batch,
+            steps=steps,
+            as_json=as_json,
+            plot_file=plot,
+            console=Console(),
+        )
+    except UserError as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(2) from error
