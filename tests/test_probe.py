@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 import bondgrad
 from bondgrad import BoxError, probe
 from bondgrad.cli import main
+from bondgrad.networks import ffnn
 from bondgrad.probing import Session
 from bondgrad.testing.boxes import Sparse, TanhNetwork
 from tests.helpers import needs_cuda, noisy
@@ -52,18 +53,34 @@ def test_a_numpy_function():
     assert "float64" in probe(simulator, rows(dtype=torch.float64)).verdict
 
 
-@needs_cuda
-def test_a_network_with_tf32_on():
-    torch.backends.cuda.matmul.fp32_precision = "tf32"
-    try:
-        report = probe(network(nn.Tanh()).cuda(), rows(device="cuda"))
-        assert torch.backends.cuda.matmul.fp32_precision == "tf32"
-    finally:
-        torch.backends.cuda.matmul.fp32_precision = "none"
+@pytest.fixture
+def tf32_allowed():
+    torch.set_float32_matmul_precision("high")
+    yield
+    assert torch.get_float32_matmul_precision() == "high"
+    torch.set_float32_matmul_precision("highest")
+
+
+def check_tf32(report):
     assert "float32, but TF32 or float16 as set here" in report.verdict
-    assert report.rounding.floor < 1e-6
+    assert report.rounding.floor < 1e-5
     assert 1e-5 < report.rounding.shortcut < 2e-3
     assert "noise" not in report.reasons  # BlackBox switches it off
+
+
+@needs_cuda
+def test_a_network_with_tf32_on(tf32_allowed):
+    check_tf32(probe(ffnn([50, 500, 50]).cuda(), rows(d=50, device="cuda")))
+
+
+def test_a_function_that_does_as_tf32_does(tf32_allowed):
+    first, second = (0.1 * torch.randn(*shape) for shape in ((D, 500), (500, 3)))
+
+    def fn(x):
+        rounded = rounded_to_tf32 if torch.get_float32_matmul_precision() == "high" else torch.Tensor.clone
+        return rounded(torch.tanh(rounded(x) @ rounded(first))) @ rounded(second)
+
+    check_tf32(probe(fn, rows()))
 
 
 def test_a_network_under_autocast():

@@ -59,6 +59,8 @@ class Asker:
         self.lowest, self.highest = everything.amin(0), everything.amax(0)  # [d]
         self.spread = _spread(everything, self.low, self.high)  # [d]
         self.noise = torch.zeros(0, dtype=torch.float64)  # [d_out] standard deviation, once it is known
+        self.largest = torch.zeros(0, dtype=torch.float64)  # [d_out] deviation from the mean that was seen
+        self.shared = False  # whether all rows of a call have the same noise
         self.eps = torch.finfo(self.dtype).eps  # of the answers, relative, once they are known
         self.floor = 0.0  # of its arithmetic, relative, once it is known
         self.y = self.x.new_full((len(self.x), 0), math.nan)  # [n, d_out], filled in by `look`
@@ -101,6 +103,14 @@ class Asker:
     def rounding(self) -> Tensor:
         """[d_out] a change of this size may come from rounding, such as when rows are grouped into other calls."""
         return max(64 * self.eps, 16 * self.floor) * self.scale
+
+    def certain(self, n: int) -> Tensor:
+        """[d_out] a difference between two means of n answers that is more than noise and rounding make.
+
+        Nor does a single answer that lies far out make one.
+        """
+        chance = torch.maximum(6 * self.noise * math.sqrt(2 / n), 2.5 * self.largest / n)
+        return torch.maximum(chance, self.rounding)
 
     @property
     def elapsed(self) -> float:
@@ -201,7 +211,7 @@ class Asker:
         """The width and the precision of the answers, from one of them."""
         self.eps = self.function.rounding or self.eps
         self.y = torch.full((self.rows, y.shape[1]), math.nan, dtype=torch.float64)
-        self.noise = torch.zeros(y.shape[1], dtype=torch.float64)
+        self.noise = self.largest = torch.zeros(y.shape[1], dtype=torch.float64)
 
     def look(self) -> None:
         """Ask about the typical rows, or about as many as a tenth of the budget allows."""

@@ -70,15 +70,22 @@ class Looks:
         y, when = torch.stack(self._answers), torch.tensor(self._when, dtype=torch.float64)
         at = when - when.mean()
         slope = (at[:, None, None] * y).sum(0) / at.square().sum()  # [r, d_out] per evaluation
-        sigma = torch.maximum(self._asker.noise, self._asker.rounding) / at.square().sum().sqrt()
-        drifts = excess(slope / sigma) > CERTAIN
+        left = y - y.mean(0) - at[:, None, None] * slope
+        scatter = (left.square().sum(0) / (len(at) - 2)).nanmean(0).sqrt()  # [d_out], with what is rare but large
+        noise = torch.maximum(torch.maximum(self._asker.noise, scatter), self._asker.rounding)
+        sigma = noise / at.square().sum().sqrt()
+        drifts = excess(slope / sigma, self._asker.shared) > CERTAIN
         moved = (slope * (when[-1] - when[0]) / self._asker.output_spread).square().nanmean().sqrt()
         drift = float(moved.nan_to_num(0))
         return History(drifts, drift, drift / float(when[-1] - when[0]), len(when), remembers, change)
 
 
-def excess(t: Tensor) -> float:
-    """By how many of its standard deviations the sum of squares exceeds that of normal numbers."""
+def excess(t: Tensor, shared: bool) -> float:
+    """By how many of its standard deviations the sum of squares of t [r, d_out] exceeds that of normal numbers.
+
+    Where rows share their noise, they count as one.
+    """
+    t = t.nanmean(0) if shared else t
     t = t[torch.isfinite(t)]
     return float((t.square().sum() - t.numel()) / math.sqrt(2 * max(1, t.numel()))) if t.numel() else 0.0
 
@@ -99,4 +106,5 @@ def measure_memory(asker: Asker, generator: torch.Generator) -> tuple[bool, floa
         changes.append((after_b - second) - (second - third))  # a steady drift cancels
     mean = torch.stack(changes).nanmean(0)
     sigma = torch.maximum(asker.noise * math.sqrt(6 / TIMES), asker.rounding)
-    return excess(mean / sigma) > CERTAIN, float((mean / asker.output_spread).square().nanmean().sqrt().nan_to_num(0))
+    change = float((mean / asker.output_spread).square().nanmean().sqrt().nan_to_num(0))
+    return excess(mean / sigma, asker.shared) > CERTAIN, change

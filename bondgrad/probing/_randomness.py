@@ -85,15 +85,20 @@ def measure_randomness(asker: Asker, generator: torch.Generator) -> Randomness:
     together = again
     if asker.most > 1:
         together = asker.ask(x.repeat_interleave(repeats, 0), rows.repeat_interleave(repeats)).view_as(again)
-    std = deviation(again)
-    rounding = asker.rounding
+    std, rounding = deviation(again), asker.rounding
+    within = deviation(together)
+    asker.shared = asker.most > 1 and bool((within <= rounding).all())
+    std = torch.maximum(std, within)
     deterministic = bool((std <= rounding).all())
     asker.noise = torch.where(std > rounding, std, 0.0)
+    far = (again - again.nanmean(1, keepdim=True)).abs().nan_to_num(0).amax((0, 1))
+    asker.largest = torch.where(std > rounding, far, 0.0)
     fn = asker.function.fn
     found: dict[str, Any] = {"generator": None, "takes_seed": False, "quiet_in_eval": None}
     names = restless(fn)
     if not deterministic:
-        found["generator"] = _find_generator(asker, x, rows)
+        many = repeats if asker.most > 1 else 1
+        found["generator"] = _find_generator(asker, x.repeat(many, 1), rows.repeat(many))
         found["takes_seed"] = _takes_seed(asker, x, rows)
     if names and isinstance(fn, nn.Module):
         with eval_mode(fn):
@@ -107,7 +112,7 @@ def measure_randomness(asker: Asker, generator: torch.Generator) -> Randomness:
         std=asker.noise.tolist(),
         half_width=torch.where(std > rounding, _half_width(again), 0.0).tolist(),
         relative=float((asker.noise / asker.output_spread).square().mean().sqrt()),
-        within_a_call=asker.most == 1 or not bool((deviation(together) <= rounding).all()),
+        within_a_call=not asker.shared,
         modules=names,
         repeats=repeats,
         **found,
@@ -136,12 +141,13 @@ def same(one: Tensor, other: Tensor, rounding: Tensor) -> bool:
 
 
 def _find_generator(asker: Asker, x: Tensor, rows: Tensor) -> str | None:
-    """The global random numbers that have to be reset for the box to repeat itself."""
+    """The global random numbers that have to be reset for the box to repeat itself, and only if they are."""
     for name in GENERATORS:
         before = RandomStates()
         one = asker.ask(x, rows)
         before.restore(name)
-        if same(one, asker.ask(x, rows), asker.rounding):
+        other, control = asker.ask(x, rows), asker.ask(x, rows)
+        if same(one, other, asker.rounding) and not same(one, control, asker.rounding):
             return name
     return None
 

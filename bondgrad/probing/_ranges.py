@@ -13,7 +13,7 @@ POINTS = (17, 9, 5)  # of a sweep, as the budget allows
 BEYOND = 0.1  # of the range of x, on both sides, within the limits
 SHARE = 0.3  # of what is left
 BISECTIONS = 10
-HARDLY = 0.01  # of the largest change
+HARDLY = 1e-3  # of the largest change
 SATURATED = 0.6  # of the range
 
 

@@ -36,7 +36,7 @@ class Steps:
         if not self.changes:
             return "No slope anywhere: the outputs did not change at any step."
         if self.best is None or self.error is None:
-            return "No step is right: slopes taken over different steps do not agree."
+            return "Noise or roughness drowns the slopes: no two steps agree on them to better than 50 %."
         at = f"the best step is about {self.best:.1g} of an input's spread ({self.best * self.spread:.1g})"
         if self.low_5 is None or self.high_5 is None:
             return f"No plateau: slopes agree to {100 * self.error:.2g} % at best; {at}."
