@@ -363,6 +363,23 @@ def test_context():
     assert found.verdict.startswith("deterministic, smooth")
 
 
+def test_another_default_device():
+    seen = set()
+
+    def fn(x):
+        seen.add(torch.empty(1).device.type)
+        return torch.sin(x)
+
+    x = rows()
+    torch.set_default_device("meta")
+    try:
+        report = probe(fn, x, limits=(-3, 3))
+    finally:
+        torch.set_default_device(None)
+    assert report.verdict.startswith("deterministic, smooth, float32")
+    assert seen == {"meta"}
+
+
 def test_few_rows_and_other_kinds():
     assert probe(torch.sin, rows(1)).steps.best is not None
     assert probe(torch.sin, rows(3).half()).dtype == "float32"

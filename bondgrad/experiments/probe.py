@@ -23,7 +23,7 @@ from torch import Tensor
 from bondgrad.errors import BoxError
 from bondgrad.probing import Report, Session
 from bondgrad.probing._report import BATCH, STEPS
-from bondgrad.probing._speed import duration
+from bondgrad.probing._words import duration
 
 DRAWN = 256  # rows, where no sample is given
 BARS = "▁▂▃▄▅▆▇█"

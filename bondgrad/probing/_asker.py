@@ -1,8 +1,10 @@
 """Asking a box, within a budget of evaluations and of time, and never outside its limits."""
 
+import contextlib
 import math
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -17,8 +19,8 @@ SLICE = 1.0  # seconds that a call should take at most, so that an end of time i
 FIRST = 8  # rows that are tried before a box is believed not to work
 
 
-class Spent(Exception):  # noqa: N818 - it is no error
-    """The budget does not reach for what was asked for."""
+class LeftOut(Exception):  # noqa: N818 - it is no error
+    """A measurement cannot be made: for the reason given, or because the budget does not reach."""
 
 
 class Asker:
@@ -51,9 +53,11 @@ class Asker:
         self.context, self.budget = tuple(c[keep.to(c.device)] for c in context), budget
         self.dtype, self.device = x.dtype, x.device
         low, high = (None, None) if limits is None else limits.like(x)
-        self._low, self._high = low, high
+        self._low: Tensor | None = None if low is None else low.cpu()  # [d], in the precision of the points
+        self._high: Tensor | None = None if high is None else high.cpu()
         self.low = None if low is None else low.double().cpu()  # [d]
         self.high = None if high is None else high.double().cpu()
+        self._default = torch.get_default_device()  # where the box makes tensors, if it does not say
         everything = self.realise(x.detach().double().cpu())  # [N, d]
         self.x = everything[keep]  # [n, d]
         self.lowest, self.highest = everything.amin(0), everything.amax(0)  # [d]
@@ -132,7 +136,7 @@ class Asker:
         """Points [..., d] as the box would be given them: rounded, and kept to the limits."""
         made = points.to(self.dtype)
         if self._low is not None and self._high is not None:
-            made = made.clamp(self._low.cpu(), self._high.cpu())
+            made = made.clamp(self._low, self._high)
         return made.double()
 
     def call(self, points: Tensor, rows: Tensor, function: RowFunction | None = None) -> Tensor:
@@ -141,12 +145,18 @@ class Asker:
         function = function or self.function
         tries = len(function.interfaces)  # of arrays, while it is not known which it takes
         if n * tries > self.budget - self.function.evaluations or time.perf_counter() > self._end:
-            raise Spent
+            raise LeftOut
         if self._keeper is not None:
             self._keeper.restore(self._kept)
         made = self.realise(points).to(self.dtype).to(self.device)
-        y = function(made, *(c[rows.to(c.device)] for c in self.context))
+        nearby = [c[rows.to(c.device)] for c in self.context]
+        with contextlib.nullcontext() if self._default.type == "cpu" else self._default:
+            y = function(made, *nearby)
         return y.double().cpu().clone()
+
+    def workplace(self) -> AbstractContextManager[Any]:
+        """Where what is measured is worked out: on the CPU, whatever the default."""
+        return contextlib.nullcontext() if self._default.type == "cpu" else torch.device("cpu")
 
     def ask(self, points: Tensor, rows: Tensor) -> Tensor:
         """The box at points [n, d] near rows [n], in calls that it can take; NaN where it raised: [n, d_out]."""
@@ -154,7 +164,7 @@ class Asker:
         if self.seconds_per_row > 0:
             at_once = max(1, min(at_once, int(SLICE / self.seconds_per_row)))
         if len(points) > self.affordable():
-            raise Spent
+            raise LeftOut
         parts = [self._answered(points[i : i + at_once], rows[i : i + at_once]) for i in range(0, len(points), at_once)]
         return torch.cat(parts)
 
@@ -223,7 +233,7 @@ class Asker:
         """[count] rows at which the box works: different ones, as far as there are."""
         usable = self.usable
         if len(usable) == 0:
-            raise Spent
+            raise LeftOut
         order = usable[torch.randperm(len(usable), generator=generator)]
         return order[torch.arange(count) % len(order)]
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bondgrad.probing._asker import Asker, Spent
+from bondgrad.probing._asker import Asker, LeftOut
+from bondgrad.probing._words import percent
 
 ROWS = 4  # that are watched
 OTHERS = 12  # in their company
@@ -25,7 +26,7 @@ class Company:
         if not self.matters:
             return "Rows do not influence one another."
         return (
-            f"Rows influence one another: other rows in the call change an answer by {100 * self.change:.2g} % of the "
+            f"Rows influence one another: other rows in the call change an answer by {percent(self.change)} of the "
             "spread. Differences between perturbed rows then mean little."
         )
 
@@ -37,7 +38,7 @@ def measure_company(asker: Asker, generator: torch.Generator) -> Company:
     noisy = bool((asker.noise > 0).any())
     repeats = REPEATS if noisy else 1
     if asker.affordable() < 12 * repeats * (ROWS + OTHERS):
-        raise Spent
+        raise LeftOut
     change, certain = _compare(asker, generator, repeats)
     if noisy and bool((change.abs() > certain).any()):  # so much may come of a few bad answers: look again
         again, _ = _compare(asker, generator, repeats)

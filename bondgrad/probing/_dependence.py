@@ -5,10 +5,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bondgrad.probing._asker import Asker, Spent
+from bondgrad.probing._asker import Asker, LeftOut
+from bondgrad.probing._words import percent
 from bondgrad.structure import colour
 from bondgrad.structure._detect import POINTS, REPEATS, find_dependencies
 from bondgrad.structure._scene import Scene
+
+NOISY = 0.03  # standard deviation over the spread of the outputs, beyond which too much would be missed
 
 
 @dataclass(frozen=True)
@@ -29,17 +32,18 @@ class Dependence:
         if self.blocks is not None:
             inputs = "one input" if self.blocks[0] == 1 else f"{self.blocks[0]} inputs"
             return f"{self.inputs // self.blocks[0]:,} blocks of {inputs}: {saving}."
-        return (
-            f"Outputs depend on {100 * self.filled:.2g} % of the inputs; {self.groups} groups move together: {saving}."
-        )
+        return f"Outputs depend on {percent(self.filled)} of the inputs; {self.groups} groups move together: {saving}."
 
 
 def measure_dependence(asker: Asker, generator: torch.Generator) -> Dependence:
     """Move every input by itself, at some rows, as `structure.detect` does."""
     d = asker.x.shape[1]
-    ends = 2 if bool((asker.noise > 0).any()) else 1
+    noise = float((asker.noise / asker.output_spread).square().mean().sqrt())
+    if noise > NOISY:
+        raise LeftOut(f"noise of {percent(noise)} of the spread would hide it")
+    ends = 2 if noise > 0 else 1
     if asker.affordable() < POINTS * (d * ends + REPEATS) + POINTS:
-        raise Spent
+        raise LeftOut
     rows = asker.usable
 
     def evaluate(points: Tensor, which: Tensor) -> Tensor:
@@ -52,7 +56,7 @@ def measure_dependence(asker: Asker, generator: torch.Generator) -> Dependence:
     found = find_dependencies(scene, generator)
     depends = found.depends
     if found.heard < 0.5:
-        raise Spent
+        raise LeftOut
     groups = int(colour(depends).max()) + 1
     return Dependence(groups, d, float(depends.double().mean()), _blocks(depends, groups))
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bondgrad.probing._asker import Asker, Spent
+from bondgrad.probing._asker import Asker, LeftOut
+from bondgrad.probing._words import percent
 
 ROWS = 4
 TIMES = 4  # that a row is asked right after others, and right after itself
@@ -32,14 +33,14 @@ class History:
             parts.append("Whether it drifts was not looked at.")
         elif self.drifts:
             parts.append(
-                f"It drifts: by {100 * self.drift:.2g} % of the spread over {self.looks} looks at the same rows. Both "
+                f"It drifts: by {percent(self.drift)} of the spread over {self.looks} looks at the same rows. Both "
                 "ends of a central difference are asked next to each other, so slow drift does little harm."
             )
         else:
             parts.append(f"No drift over {self.looks} looks at the same rows.")
         if self.remembers:
             parts.append(
-                f"It remembers: the question before changes an answer by {100 * self.memory:.2g} % of the spread. Give "
+                f"It remembers: the question before changes an answer by {percent(self.memory)} of the spread. Give "
                 "it state=, or snapshot() and restore()."
             )
         elif self.remembers is not None:
@@ -95,7 +96,7 @@ def measure_memory(asker: Asker, generator: torch.Generator) -> tuple[bool, floa
     rows = asker.choose(2 * max(ROWS, asker.least), generator)
     a = rows[: len(rows) // 2]
     if asker.affordable() < 4 * TIMES * len(a):
-        raise Spent
+        raise LeftOut
     # Far from A, so that there is something to remember.
     distance = torch.cdist(asker.x[a] / asker.spread, asker.x[asker.usable] / asker.spread)
     b = asker.usable[distance.argmax(1)]

@@ -3,6 +3,7 @@
 import contextlib
 import keyword
 from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import torch
@@ -10,8 +11,8 @@ from torch import Tensor, nn
 
 from bondgrad import _arguments as arguments
 from bondgrad._function import RowFunction, describe
-from bondgrad._precision import arithmetic, autocast_dtype
-from bondgrad.probing._asker import Asker, Spent
+from bondgrad._precision import all_of, arithmetic, autocast_dtype
+from bondgrad.probing._asker import Asker, LeftOut
 from bondgrad.probing._company import measure_company
 from bondgrad.probing._dependence import measure_dependence
 from bondgrad.probing._history import Looks, measure_memory
@@ -98,7 +99,7 @@ class Session:
         self._autocast = autocast_dtype(rows)
         self._limits = None if limits is None else arguments.Limits(limits, x.shape[1])
         self._random = torch.Generator("cpu").manual_seed(arguments.checked_seed(seed))
-        keep = torch.randperm(len(x), generator=self._random)[:ROWS]
+        keep = torch.randperm(len(x), generator=self._random, device="cpu")[:ROWS]
         contexts = tuple(c.to(rows.device) for c in arguments.context_rows(context, x.shape[:1]))
         time = arguments.positive_float("seconds", seconds)
         self.asker = Asker(fn, rows, keep, contexts, self._limits, budget, time)
@@ -118,7 +119,8 @@ class Session:
             if len(asker.usable) == 0:
                 self._left_out.append(f"everything: no finite answer at any of the {asker.asked} rows that were asked")
                 return
-            looks = Looks(asker, generator)
+            with self._full():
+                looks = Looks(asker, generator)
             measurements: dict[str, Callable[[], Any]] = {
                 "randomness": lambda: measure_randomness(asker, generator),
                 "speed": lambda: measure_speed(asker),
@@ -143,7 +145,8 @@ class Session:
                     self._compare(generator)
             yield TITLES["history"]
             self._attempt("", looks.look)
-            self._found["history"] = looks.judge(self._found.get("memory"))
+            with self._full():
+                self._found["history"] = looks.judge(self._found.get("memory"))
 
     def report(self) -> Report:
         """What is known by now."""
@@ -165,22 +168,24 @@ class Session:
 
     def _attempt(self, title: str, measure: Callable[[], T]) -> T | None:
         """What is measured, in full precision; None, and a note, if the budget does not reach. No title: no note."""
-        before = self.asker.affordable()
+        before, unspent = self.asker.affordable(), self.asker.budget - self.asker.function.evaluations
         try:
             with self._full():
                 return measure()
-        except Spent:
+        except LeftOut as reason:
             if title:
-                why = "time is up" if self.asker.time_left() <= 0 else f"{before:,} evaluations left are too few"
-                self._left_out.append(f"{title}: {why}")
+                why = "in the time left" if before < unspent or self.asker.time_left() <= 0 else "of the budget"
+                text = str(reason) or f"the {before:,} evaluations {why} do not reach"
+                self._left_out.append(f"{title}: {text}")
             return None
 
-    def _full(self) -> contextlib.AbstractContextManager[None]:
-        return arithmetic(True, self.asker.device, None)
+    def _full(self) -> AbstractContextManager[Any]:
+        return all_of([arithmetic(True, self.asker.device, None), self.asker.workplace()])
 
     def _compare(self, generator: torch.Generator) -> None:
         """Once more with autocast and TF32 as they are set around the probe."""
-        with contextlib.suppress(Spent), arithmetic(False, self.asker.device, self._autocast):
+        around = arithmetic(False, self.asker.device, self._autocast)
+        with contextlib.suppress(LeftOut), around, self.asker.workplace():
             self._found["rounding"] = compare_surroundings(self.asker, self._found["rounding"], self._full(), generator)
 
     def _mixed(self) -> bool:

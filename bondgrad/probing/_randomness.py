@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from bondgrad.errors import BoxError
 from bondgrad.probing._asker import Asker
 from bondgrad.probing._traces import RandomStates, eval_mode
+from bondgrad.probing._words import percent
 
 ROWS, REPEATS = 4, 16
 GENERATORS = ("torch", "numpy", "python")
@@ -53,7 +54,7 @@ class Randomness:
                 return "Asked again, its answers have no noise, but move on steadily."
             same = "to the last bit" if self.exact else "up to rounding"
             return f"Asked again, it gives the same answers {same}."
-        text = f"Random: 95 of 100 answers lie within ±{self.noise:.2g} ({100 * self.relative:.2g} % of the spread, "
+        text = f"Random: 95 of 100 answers lie within ±{self.noise:.2g} ({percent(self.relative)} of the spread, "
         text += f"standard deviation {max(self.std):.2g} at most)."
         if not self.within_a_call:
             text += " All rows of a call share the same noise."
@@ -159,8 +160,9 @@ def _takes_seed(asker: Asker, x: Tensor, rows: Tensor) -> bool:
         parameters = inspect.signature(fn.forward if isinstance(fn, nn.Module) else fn).parameters
     except (ValueError, TypeError):
         return False
-    if "seed" not in parameters or asker.most < len(x):
+    if "seed" not in parameters:
         return False
+    x, rows = x[: asker.most], rows[: asker.most]
     plain = asker.function
     seeded = plain.replaced(functools.partial(fn, seed=0))
     seeded.interfaces = plain.interfaces

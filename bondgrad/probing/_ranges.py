@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bondgrad.probing._asker import Asker, Spent
+from bondgrad.probing._asker import Asker, LeftOut
+from bondgrad.probing._words import percent
 
 ROWS = 2
 POINTS = (17, 9, 5)  # of a sweep, as the budget allows
@@ -57,7 +58,7 @@ class Ranges:
         """What a person wants to know."""
         parts = []
         if self.failing_rows > 0:
-            parts.append(f"It fails at {100 * self.failing_rows:.2g} % of the typical rows.")
+            parts.append(f"It fails at {percent(self.failing_rows)} of the typical rows.")
         if self.failures:
             parts.append(
                 f"It fails at {'; '.join(f.words for f in self.failures[:8])}{'; ...' * (len(self.failures) > 8)}."
@@ -65,7 +66,7 @@ class Ranges:
         elif self.inputs:
             parts.append("It answered over the whole range of the inputs.")
         if self.saturated:
-            parts.append(f"Saturated: over {100 * self.flat:.0f} % of the range its outputs hardly change.")
+            parts.append(f"Saturated: over {percent(self.flat)} of the range its outputs hardly change.")
         return " ".join(parts)
 
 
@@ -77,7 +78,7 @@ def measure_ranges(asker: Asker, generator: torch.Generator) -> Ranges:
     points = next((p for p in POINTS if p * d * ROWS <= allowed), POINTS[-1])
     inputs = torch.randperm(d, generator=generator)[: allowed // (points * ROWS)].sort().values
     if len(inputs) == 0:
-        raise Spent
+        raise LeftOut
     rows = asker.choose(ROWS, generator)
     low, high = _ends(asker)
     failures, changes = [], []

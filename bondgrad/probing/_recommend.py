@@ -52,7 +52,7 @@ def recommend(report: "Report") -> list[Argument]:
     """The arguments of BlackBox that this box needs."""
     wanted = [
         Argument("in_features", str(report.in_features), "the width of its rows"),
-        Argument("out_features", str(report.out_features), "the width of its answers"),
+        Argument("out_features", str(report.out_features), "the width of its answers") if report.out_features else None,
         choose_noise(report),
         choose_policy(report),
     ]
@@ -84,7 +84,7 @@ def warnings(report: "Report") -> list[str]:
         texts.append(
             f"BlackBox keeps a module in eval mode, so {' and '.join(random.modules)} will not be as measured here."
         )
-    if report.company is not None and report.company.matters:
+    elif report.company is not None and report.company.matters:
         texts.append("Rows influence one another: a gradient asks about many moved rows at once, and they will mix.")
     if random is not None and not random.deterministic and random.repeatable and not random.quiet_in_eval:
         texts.append("Its random numbers can be repeated: let it reset its seed in every call, and they cancel.")

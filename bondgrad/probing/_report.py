@@ -14,8 +14,9 @@ from bondgrad.probing._ranges import Ranges
 from bondgrad.probing._rounding import Rounding
 from bondgrad.probing._sensitivity import Sensitivity
 from bondgrad.probing._smoothness import Smoothness
-from bondgrad.probing._speed import Speed, duration
+from bondgrad.probing._speed import Speed
 from bondgrad.probing._steps import Steps
+from bondgrad.probing._words import duration
 
 BATCH, STEPS = 64, 1000  # of the training whose cost is predicted
 TITLES = {

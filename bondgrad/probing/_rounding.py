@@ -8,11 +8,12 @@ import itertools
 import math
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from bondgrad.probing._asker import Asker, Spent
+from bondgrad.probing._asker import Asker, LeftOut
 
 POINTS = 16  # of a line
 LINES = 6
@@ -86,7 +87,7 @@ def measure_rounding(asker: Asker, generator: torch.Generator, seen: Tensor) -> 
 
 
 def compare_surroundings(
-    asker: Asker, found: Rounding, full: AbstractContextManager[None], generator: torch.Generator
+    asker: Asker, found: Rounding, full: AbstractContextManager[Any], generator: torch.Generator
 ) -> Rounding:
     """What else there is to say under the settings around the probe, autocast and TF32, which must be in force here.
 
@@ -114,7 +115,7 @@ def noise_floor(asker: Asker, generator: torch.Generator) -> float:
     powers = SPACINGS[asker.dtype]
     lines = min(LINES, asker.affordable() // (3 * len(powers) * POINTS))
     if lines < 1:
-        raise Spent
+        raise LeftOut
     rows = asker.choose(lines, generator)
     scale = torch.where(asker.scale > 0, asker.scale, 1.0)
     estimates: list[tuple[float, bool]] = []  # for each spacing, and whether differences of all orders agree on it

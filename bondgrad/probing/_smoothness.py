@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bondgrad.probing._asker import Asker, Spent
+from bondgrad.probing._asker import Asker, LeftOut
+from bondgrad.probing._words import percent
 
 LINES, POINTS = 6, 17
 ZOOMS = 4
@@ -30,7 +31,7 @@ class Smoothness:
         return {
             "smooth": "Smooth, as far as one can look into it.",
             "kinks": "It has kinks, like ReLU: slopes change at once in some places. Long steps reach across them.",
-            "jumps": f"It jumps, by up to {100 * self.jump:.2g} % of the spread: short steps see either nothing or a "
+            "jumps": f"It jumps, by up to {percent(self.jump)} of the spread: short steps see either nothing or a "
             "cliff.",
             "unclear": "Whether it is smooth drowns in its noise.",
         }[self.kind]
@@ -40,7 +41,7 @@ def measure_smoothness(asker: Asker, generator: torch.Generator) -> Smoothness:
     """Lines between typical rows, and on each of them ever closer looks at the place that bends most."""
     lines = min(LINES, asker.affordable() // (2 * (POINTS + 3) * (ZOOMS + 1)))
     if lines < 1 or len(asker.usable) < 2:
-        raise Spent
+        raise LeftOut
     rows = asker.choose(2 * lines, generator)
     near, far = asker.x[rows[:lines]], asker.x[rows[lines:]]
     middle, half = torch.full((lines,), 0.5, dtype=torch.float64), 0.5

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from bondgrad.errors import BoxError
-from bondgrad.probing._asker import Asker, Spent
+from bondgrad.probing._asker import Asker, LeftOut
+from bondgrad.probing._words import duration
 
 SIZES = (1, 8, 64, 512, 4096)  # rows of a call
 REPEATS = 3
@@ -48,7 +49,7 @@ class Speed:
     def seconds(self, rows: int) -> float:
         """Estimate for that many rows, in calls of the largest size that was tried."""
         largest, slow = self.sizes[-1]
-        if rows >= largest:
+        if rows >= largest or len(self.sizes) == 1:
             return rows / largest * slow
         (n0, t0), (n1, t1) = next(pair for pair in zip(self.sizes, self.sizes[1:], strict=False) if rows <= pair[1][0])
         return t0 + (t1 - t0) * (rows - n0) / (n1 - n0)
@@ -89,7 +90,7 @@ def measure_speed(asker: Asker) -> Speed:
             start = time.perf_counter()
             try:
                 asker.call(asker.x[rows], rows)
-            except (BoxError, Spent):
+            except (BoxError, LeftOut):
                 break
             asker.synchronise()
             times.append(time.perf_counter() - start)
@@ -99,14 +100,5 @@ def measure_speed(asker: Asker) -> Speed:
         batches[str(n)] = statistics.median(times) if n > 1 else min(times)
         asker.seconds_per_row = batches[str(n)] / n
     if not batches:
-        raise Spent
+        raise LeftOut
     return Speed(next(iter(batches.values())), batches, asker.most > 1, asker.least == 1)
-
-
-def duration(seconds: float) -> str:
-    """In units for people."""
-    for unit, size in (("days", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if seconds >= size:
-            value = seconds / size
-            return f"{value:.0f} {unit}" if value >= 9.95 else f"{value:.1f} {unit}"
-    return f"{seconds * 1e9:.0f} ns"

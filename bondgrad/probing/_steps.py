@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bondgrad.probing._asker import Asker, Spent
+from bondgrad.probing._asker import Asker, LeftOut
+from bondgrad.probing._words import percent
 
 PROBES = 32  # rows and inputs at which slopes are taken
 PER_DECADE = 2
@@ -39,7 +40,7 @@ class Steps:
             return "Noise or roughness drowns the slopes: no two steps agree on them to better than 50 %."
         at = f"the best step is about {self.best:.1g} of an input's spread ({self.best * self.spread:.1g})"
         if self.low_5 is None or self.high_5 is None:
-            return f"No plateau: slopes agree to {100 * self.error:.2g} % at best; {at}."
+            return f"No plateau: slopes agree to {percent(self.error)} at best; {at}."
         text = f"Slopes agree to 5 % for steps from {self.low_5:.0e} to {self.high_5:.0e} of the spread"
         if self.low_1 is not None and self.high_1 is not None:
             text += f", to 1 % from {self.low_1:.0e} to {self.high_1:.0e}"
@@ -53,7 +54,7 @@ def measure_steps(asker: Asker, generator: torch.Generator) -> Steps:
     ladder = torch.logspace(shortest, math.log10(LONGEST), count, dtype=torch.float64)
     probes = min(PROBES, asker.affordable() // (3 * 2 * count))
     if probes < 1:
-        raise Spent
+        raise LeftOut
     rows = asker.choose(probes, generator)
     d = asker.x.shape[1]
     inputs = torch.randperm(max(d, probes), generator=generator)[:probes] % d

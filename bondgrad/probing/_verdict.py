@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from bondgrad.probing._rounding import precision_of
-from bondgrad.probing._speed import duration
+from bondgrad.probing._words import duration
 
 if TYPE_CHECKING:
     from bondgrad.probing._report import Report

@@ -1,0 +1,16 @@
+"""Numbers for people."""
+
+
+def duration(seconds: float) -> str:
+    """In units that fit."""
+    for unit, size in (("days", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= size:
+            value = seconds / size
+            return f"{value:.0f} {unit}" if value >= 9.95 else f"{value:.1f} {unit}"
+    return f"{seconds * 1e9:.0f} ns"
+
+
+def percent(share: float) -> str:
+    """Two digits, and no powers of ten where they are not needed."""
+    value = 100 * share
+    return f"{value:,.0f} %" if value >= 9.5 else f"{value:.2g} %"
