@@ -138,8 +138,8 @@ def test_time_runs_out():
         time.sleep(0.02 * len(x))
         return torch.sin(x)
 
-    report = probe(slow, rows(), seconds=1.0)
-    assert report.evaluations <= 60
+    report = probe(slow, rows(), seconds=1.5)
+    assert report.evaluations <= 76
     assert report.speed is not None
     assert any(text.startswith("Structure") for text in report.left_out)
 
@@ -353,7 +353,7 @@ def test_the_same_seed_gives_the_same_report():
     x = rows()
     one, other = (probe(simulator, x, seed=3).as_dict() for _ in range(2))
     for report in (one, other):
-        for name in ("speed", "seconds", "cost", "words", "verdict"):
+        for name in ("speed", "seconds", "evaluations", "calls", "history", "cost", "words", "verdict"):  # of time
             del report[name]
     assert one == other
 
@@ -400,6 +400,45 @@ def test_mistakes_are_named():
         probe(lambda x: x.sum(), rows())
     nothing = probe(lambda x: x * math.nan, rows())
     assert "no finite answer" in nothing.left_out[0]
+    assert nothing.verdict == "nothing could be found out"
+    for budget in (16, 17, 1000):
+        with pytest.raises(BoxError, match="raised KeyError"):
+            probe(broken, rows(), budget=budget)
+
+
+def broken(x):
+    raise KeyError("out of order")
+
+
+def test_one_call_longer_than_the_time():
+    def slow(x):
+        time.sleep(0.02)
+        return torch.sin(x)
+
+    report = probe(slow, rows(), seconds=0.01)
+    assert report.evaluations == 1
+    assert report.out_features == D
+    assert "in the time left" in report.left_out[0]
+    compile(report.code, "code", "exec")
+
+
+def test_a_box_that_runs_out_of_memory():
+    def fn(x):
+        if len(x) > 20:
+            raise torch.OutOfMemoryError("out of memory")
+        return torch.sin(x)
+
+    report = probe(fn, rows())
+    assert report.verdict.startswith("deterministic, smooth")
+    assert list(report.speed.batches) == ["1", "8"]
+
+
+def test_strong_noise_hides_what_it_hides():
+    report = probe(noisy(torch.sin, 0.2), rows())
+    assert report.sensitivity.dead is None
+    assert report.dependence is None
+    assert "structure" not in report.reasons
+    assert any("would hide it" in text for text in report.left_out)
 
 
 # ---- what comes of it

@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
+from bondgrad._function import from_numpy
 from bondgrad.errors import BoxError
 from bondgrad.probing import Report, Session
 from bondgrad.probing._report import BATCH, STEPS
@@ -45,8 +46,9 @@ def load_function(target: str) -> Callable[..., Any]:
         sys.path.insert(0, here)
     try:
         found: Any = importlib.import_module(module_name)
-    except ImportError as error:
-        raise UserError(f"the module {module_name!r} of {target!r} could not be imported: {error}") from error
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        raise UserError(f"the module {module_name!r} of {target!r} could not be imported: {why}") from error
     for part in name.split("."):
         if not hasattr(found, part):
             raise UserError(f"{module_name!r} has no {name!r}: check the part behind the colon of {target!r}")
@@ -72,7 +74,8 @@ def sample_rows(
             raise UserError(
                 f"--sample must be numbers [rows, --in-features {in_features}], got {list(array.shape)}, {array.dtype}"
             )
-        rows = torch.from_numpy(np.ascontiguousarray(array, dtype=array.dtype if array.dtype.kind == "f" else "f4"))
+        rows = from_numpy(array)
+        rows = rows if rows.dtype.is_floating_point else rows.float()
         return rows, f"{len(rows):,} rows of {path.name}"
     generator = torch.Generator().manual_seed(seed)
     if limits is not None:

@@ -53,9 +53,7 @@ class Asker:
         self.context, self.budget = tuple(c[keep.to(c.device)] for c in context), budget
         self.dtype, self.device = x.dtype, x.device
         low, high = (None, None) if limits is None else limits.like(x)
-        self._low: Tensor | None = None if low is None else low.cpu()  # [d], in the precision of the points
-        self._high: Tensor | None = None if high is None else high.cpu()
-        self.low = None if low is None else low.double().cpu()  # [d]
+        self.low = None if low is None else low.double().cpu()  # [d], and numbers that the points can have, too
         self.high = None if high is None else high.double().cpu()
         self._default = torch.get_default_device()  # where the box makes tensors, if it does not say
         everything = self.realise(x.detach().double().cpu())  # [N, d]
@@ -134,24 +132,20 @@ class Asker:
 
     def realise(self, points: Tensor) -> Tensor:
         """Points [..., d] as the box would be given them: rounded, and kept to the limits."""
-        made = points.to(self.dtype)
-        if self._low is not None and self._high is not None:
-            made = made.clamp(self._low, self._high)
-        return made.double()
+        made = points.to(self.dtype).double()
+        return made if self.low is None or self.high is None else made.clamp(self.low, self.high)
 
-    def call(self, points: Tensor, rows: Tensor, function: RowFunction | None = None) -> Tensor:
+    def call(self, points: Tensor, rows: Tensor) -> Tensor:
         """One call with points [n, d], near rows [n] of x: [n, d_out]. Raises what the box raises."""
-        n = len(points)
-        function = function or self.function
-        tries = len(function.interfaces)  # of arrays, while it is not known which it takes
-        if n * tries > self.budget - self.function.evaluations or time.perf_counter() > self._end:
+        tries = len(self.function.interfaces)  # with either kind of array, while it is not known which it takes
+        if len(points) * tries > self.budget - self.function.evaluations or self.time_left() <= 0:
             raise LeftOut
         if self._keeper is not None:
             self._keeper.restore(self._kept)
         made = self.realise(points).to(self.dtype).to(self.device)
         nearby = [c[rows.to(c.device)] for c in self.context]
         with contextlib.nullcontext() if self._default.type == "cpu" else self._default:
-            y = function(made, *nearby)
+            y = self.function(made, *nearby)
         return y.double().cpu().clone()
 
     def workplace(self) -> AbstractContextManager[Any]:
@@ -176,10 +170,13 @@ class Asker:
             return self._answered(torch.cat((points, self.x[extra])), torch.cat((rows, extra)))[:n]
         try:
             return self.call(points, rows)
-        except BoxError as error:
-            if is_out_of_memory(error):
+        except Exception as error:
+            crowded = is_out_of_memory(error)
+            if not isinstance(error, BoxError) and (not crowded or n <= self.least):
                 raise
-            if n <= self.least:
+            if crowded:
+                self.most = min(self.most, max(self.least, n // 2))
+            elif n <= self.least:
                 cause = error.__cause__
                 name = type(cause).__name__ if cause is not None else "a wrong shape"
                 self.errors[name] = self.errors.get(name, 0) + n
@@ -200,12 +197,14 @@ class Asker:
                 break
             except BoxError as error:
                 first = first or error
+            except LeftOut:
+                raise (first or LeftOut()) from None
         else:
+            assert first is not None
             several = torch.arange(FIRST) % self.rows
             try:
                 self._learn(self.call(self.x[several], several))
-            except BoxError:
-                assert first is not None
+            except (BoxError, LeftOut):
                 raise first from first.__cause__
             self.least = 2
         same = torch.full((2,), row)

@@ -101,8 +101,8 @@ class Session:
         self._random = torch.Generator("cpu").manual_seed(arguments.checked_seed(seed))
         keep = torch.randperm(len(x), generator=self._random, device="cpu")[:ROWS]
         contexts = tuple(c.to(rows.device) for c in arguments.context_rows(context, x.shape[:1]))
-        time = arguments.positive_float("seconds", seconds)
-        self.asker = Asker(fn, rows, keep, contexts, self._limits, budget, time)
+        seconds = arguments.positive_float("seconds", seconds)
+        self.asker = Asker(fn, rows, keep, contexts, self._limits, budget, seconds)
         self._fn, self._name = fn, _variable(name or describe(fn))
         self._sample = sample or f"{len(x):,} rows given"
         self._found: dict[str, Any] = {}
@@ -113,11 +113,10 @@ class Session:
         asker, generator = self.asker, self._random
         with no_trace(self._fn):
             yield "First questions"
-            with self._full():
-                asker.meet()
-            self._attempt("typical rows", asker.look)
+            self._attempt("First questions", asker.meet)
+            self._attempt("Typical rows", asker.look)
             if len(asker.usable) == 0:
-                self._left_out.append(f"everything: no finite answer at any of the {asker.asked} rows that were asked")
+                self._left_out.append(f"all else: no finite answer at {asker.asked} rows that were asked")
                 return
             with self._full():
                 looks = Looks(asker, generator)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from bondgrad._function import is_out_of_memory
 from bondgrad.errors import BoxError
 from bondgrad.probing._asker import Asker, LeftOut
 from bondgrad.probing._words import duration
@@ -90,8 +91,10 @@ def measure_speed(asker: Asker) -> Speed:
             start = time.perf_counter()
             try:
                 asker.call(asker.x[rows], rows)
-            except (BoxError, LeftOut):
-                break
+            except Exception as error:
+                if isinstance(error, (BoxError, LeftOut)) or is_out_of_memory(error):
+                    break
+                raise
             asker.synchronise()
             times.append(time.perf_counter() - start)
             spent += n
