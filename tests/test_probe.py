@@ -178,6 +178,19 @@ def test_seeds(name):
     assert found.within_a_call == (name != "python")
 
 
+def test_rare_noise_is_not_taken_for_seeded():
+    own = torch.Generator().manual_seed(0)
+
+    def fn(x):
+        assert len(x) == 1
+        return torch.sin(x) + (torch.rand(x.shape, generator=own) < 0.03).float()
+
+    for seed in range(3):
+        found = probe(fn, rows(), seed=seed).randomness
+        assert not found.deterministic
+        assert found.generator is None
+
+
 def test_a_seed_as_keyword():
     own = torch.Generator().manual_seed(0)
 
@@ -249,6 +262,19 @@ def test_kinks_jumps_and_saturation():
     assert "constant" in probe(lambda x: 0 * x + 1, rows()).verdict
 
 
+def test_rounded_points_are_not_taken_for_jumps():
+    for seed in range(5):
+        assert probe(lambda x: torch.tanh(x - 100), rows() + 100, seed=seed).smoothness.kind == "smooth"
+        assert probe(lambda x: torch.tanh(x.double()), rows(), seed=seed).smoothness.kind == "smooth"
+
+
+def test_steps_cut_short_by_limits_are_not_judged():
+    found = probe(torch.square, torch.rand(200, D), limits=(0, 1)).steps
+    long = [e for h, e in zip(found.ladder, found.disagreement, strict=False) if h > 1e-3 and e is not None]
+    assert len(long) > 3
+    assert max(long) < 1e-3  # of a parabola, central differences are right over any step
+
+
 def test_where_it_fails():
     def fn(x):
         y = torch.sin(x).clone()
@@ -300,14 +326,15 @@ def test_one_row_at_a_time():
 
 
 @pytest.mark.parametrize("budget", [16, 30, 100, 333, 1000, 4000])
-@pytest.mark.parametrize("kind", ["plain", "noisy", "single rows", "raises"])
+@pytest.mark.parametrize("kind", ["plain", "noisy", "single rows", "a few rows", "raises"])
 def test_never_more_than_the_budget(budget, kind):
     asked = 0
 
     def fn(x):
         nonlocal asked
         asked += len(x)
-        if (kind == "single rows" and len(x) > 1) or (kind == "raises" and bool((np.asarray(x)[:, 0] > 1).any())):
+        most = {"single rows": 1, "a few rows": 3}.get(kind, 10_000)
+        if len(x) > most or (kind == "raises" and bool((np.asarray(x)[:, 0] > 1).any())):
             raise ValueError("no")
         return np.sin(x) + (1e-2 * np.random.rand(*x.shape) if kind == "noisy" else 0)
 

@@ -76,7 +76,10 @@ def _slopes(asker: Asker, rows: Tensor, inputs: Tensor, h: float) -> Tensor:
     made = asker.realise(ends)
     span = made[at, 0, inputs] - made[at, 1, inputs]  # what rounding and limits have left of it
     y = asker.ask(made.flatten(0, 1), rows.repeat_interleave(2)).view(len(rows), 2, -1)
-    whole = (span > 1.5 * step) & (span < 2.5 * step)
+    whole = span > 0
+    if asker.low is not None and asker.high is not None:
+        far = ends[at, :, inputs]  # [probes, 2]
+        whole &= (far >= asker.low[inputs, None]).all(1) & (far <= asker.high[inputs, None]).all(1)
     return ((y[:, 0] - y[:, 1]) / span[:, None]).where(whole[:, None], math.nan)
 
 
