@@ -18,7 +18,7 @@ from bondgrad.probing._words import percent
 
 ROWS, REPEATS = 4, 16
 CHECKS = 4  # of the source of random numbers
-GENERATORS = ("torch", "numpy", "python")
+OWNERS = {"torch": "torch's generator", "numpy": "numpy's global generator", "python": "Python's random module"}
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Randomness:
         if self.takes_seed:
             text += " It takes a seed: two calls with the same one agree."
         elif self.generator is not None:
-            text += f" It draws from {_OWNERS[self.generator]}: reset that, and it repeats itself."
+            text += f" It draws from {OWNERS[self.generator]}: reset that, and it repeats itself."
         else:
             text += " No global random numbers are behind it: a device, or a generator of its own."
         if self.modules:
@@ -71,9 +71,6 @@ class Randomness:
         if self.quiet_in_eval:
             text += " In eval mode, in which BlackBox keeps a module, it repeats itself."
         return text
-
-
-_OWNERS = {"torch": "torch's generator", "numpy": "numpy's global generator", "python": "Python's random module"}
 
 
 def measure_randomness(asker: Asker, generator: torch.Generator) -> Randomness:
@@ -146,7 +143,7 @@ def same(one: Tensor, other: Tensor, rounding: Tensor) -> bool:
 
 def _find_generator(asker: Asker, x: Tensor, rows: Tensor) -> str | None:
     """The global random numbers that have to be reset for the box to repeat itself, and only if they are."""
-    return next((name for name in GENERATORS if _repeats_itself(asker, x, rows, name)), None)
+    return next((name for name in OWNERS if _repeats_itself(asker, x, rows, name)), None)
 
 
 def _repeats_itself(asker: Asker, x: Tensor, rows: Tensor, name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from bondgrad.probing._randomness import OWNERS
 from bondgrad.probing._rounding import precision_of
 from bondgrad.probing._words import duration
 
@@ -9,7 +10,6 @@ if TYPE_CHECKING:
     from bondgrad.probing._report import Report
 
 SLOW = 1e-3  # seconds for a row, worth a word
-NAMES = {"torch": "torch's generator", "numpy": "numpy's global generator", "python": "Python's random module"}
 
 
 def verdict(report: "Report") -> str:
@@ -40,7 +40,7 @@ def _randomness(report: "Report") -> list[str]:
     if found.takes_seed:
         return [f"random, half-width {found.noise:.1g}, but takes a seed"]
     if found.generator is not None:
-        return [f"random: noise of half-width {found.noise:.1g}, drawn from {NAMES[found.generator]}"]
+        return [f"random: noise of half-width {found.noise:.1g}, drawn from {OWNERS[found.generator]}"]
     return [f"noisy device, half-width {found.noise:.1g}"]
 
 
