@@ -52,7 +52,7 @@ def probe(
     limits: Annotated[
         tuple[float, float] | None, typer.Option(metavar="LOW HIGH", help="Nothing outside is ever evaluated.")
     ] = None,
-    sample: Annotated[Path | None, typer.Option(help="Typical rows, a .npy file [rows, in-features].")] = None,
+    sample: Annotated[Path | None, typer.Option(help="Typical rows, a .npy file of rows x in-features.")] = None,
     budget: Annotated[int, typer.Option(min=16, help="Most evaluations.")] = 20_000,
     seconds: Annotated[float, typer.Option(min=0.001, help="Most time.")] = 60.0,
     seed: Annotated[int, typer.Option(min=0, help="Of the choice of rows.")] = 0,

@@ -135,13 +135,13 @@ def render(report: Report, batch: int = BATCH, steps: int = STEPS) -> Renderable
     findings.add_column(style="bold", no_wrap=True)
     findings.add_column()
     for title, words in report.words.items():
-        findings.add_row(title, words)
+        findings.add_row(title, Text(words))
         if title == "Steps" and report.steps is not None:
             findings.add_row("", ladder(report))
     for text in report.left_out:
-        findings.add_row("[yellow]Left out[/]", text)
+        findings.add_row("[yellow]Left out[/]", Text(text))
     for text in report.warnings:
-        findings.add_row("[yellow]Mind[/]", text)
+        findings.add_row("[yellow]Mind[/]", Text(text))
     costs = Table(title=f"Cost of {steps:,} training steps of {batch} rows, the box alone", title_justify="left")
     for heading in ("estimator", "evaluations a step", "time of a step", "in all"):
         costs.add_column(heading, justify="left" if heading == "estimator" else "right")
