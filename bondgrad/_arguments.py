@@ -45,6 +45,16 @@ def positive_float(name: str, value: Any) -> float:  # noqa: ANN401
     return number
 
 
+def checked_noise(value: Any) -> float | str | None:  # noqa: ANN401
+    """A half-width of noise; None, if it is rounding; or "auto"."""
+    if value is None or (isinstance(value, str) and value == "auto"):
+        return value
+    try:
+        return positive_float("noise", value)
+    except ValueError as error:
+        raise ValueError(f"{error} (None and 'auto' are possible, too)") from error
+
+
 def chosen(name: str, value: object, by_name: dict[str, Callable[[], T]], kind: type[Any]) -> T:
     """An instance made from its name, or the instance itself."""
     if isinstance(value, str) and value in by_name:

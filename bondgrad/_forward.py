@@ -83,7 +83,7 @@ def _ask(
         return y, Pass(policy_state.ranks.unlearnt() if in_backward() else ALONE, recall)
     state = policy_state.read(x.device)
     at = arguments.inside(layer.limits, x).reshape(-1, layer.in_features)
-    part, new_state = policy_state.ranks.exchange(group, layer.policy, state, at)
+    part, new_state = policy_state.ranks.exchange(group, layer.policy, layer.estimator, state, at)
     policy_state.write(new_state)
     return y, Pass(part, recall)
 

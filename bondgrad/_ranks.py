@@ -1,12 +1,15 @@
 """Several processes that train one model: what the policy learns is what one process on the joint batch would learn."""
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from bondgrad.policies import Policy, State, Steps
+
+if TYPE_CHECKING:
+    from bondgrad.estimators import Estimator
 
 OLDEST = 128  # forward passes ago whose gradient is still waited for
 
@@ -84,7 +87,7 @@ class Ranks:
             pending.summary = None
 
     def exchange(
-        self, group: "dist.ProcessGroup", policy: Policy, state: State, x: Tensor | None
+        self, group: "dist.ProcessGroup", policy: Policy, estimator: "Estimator", state: State, x: Tensor | None
     ) -> tuple[Part, State]:
         """Where the rows x [B, d] stand in the joint batch, and the state after what all processes have computed.
 
@@ -102,7 +105,7 @@ class Ranks:
         known = sizes.new_tensor([pending.summary is not None for pending in self._pending])
         computed = [pending.summary for pending in self._pending]
         dtype = next((summary.dtype for summary in computed if summary is not None), torch.float64)
-        blank = _blank_summary(policy, self.in_features, dtype)
+        blank = _blank_summary(policy, estimator, state, self.in_features)
         summaries = [blank if summary is None else summary for summary in computed]
         parts = [sizes, known, measured, *summaries]
         joint = torch.cat([part.flatten().to(device, torch.float64) for part in parts])
@@ -112,7 +115,7 @@ class Ranks:
         left = []
         for pending, count, summary in zip(self._pending, joint_known.tolist(), joint_summaries, strict=True):
             if count == ranks:
-                state = policy.observe(state, summary.view(blank.shape).to(dtype), pending.rows)
+                state = policy.observe(state, summary.view(blank.shape).to(dtype), pending.rows, estimator)
             elif count == 0 and pending.number > self._passes - OLDEST:
                 left.append(pending)  # its backward pass may be yet to come; of others some will never have one
         self._pending = left
@@ -124,7 +127,8 @@ class Ranks:
         return Part(ranks, sum(counts), sum(counts[:rank]), sums.to(x.dtype), self._passes), state
 
 
-def _blank_summary(policy: Policy, in_features: int, dtype: torch.dtype) -> Tensor:
-    """In the place of a summary that this process does not have."""
-    nothing = torch.zeros(1, 1, in_features, dtype=dtype, device="cpu")
-    return policy.summarize(nothing[0], Steps(nothing, nothing, nothing[0, 0], nothing[0, 0]))
+def _blank_summary(policy: Policy, estimator: "Estimator", state: State, in_features: int) -> Tensor:
+    """In the place of a summary that this process does not have: of no rows."""
+    nothing, ones = torch.zeros(1, 0, in_features, device="cpu"), torch.ones(in_features, device="cpu")
+    state = {name: value.cpu() for name, value in state.items()}
+    return policy.summarize(state, nothing[0], Steps(nothing, nothing, ones, ones), None, estimator)

@@ -27,6 +27,7 @@ class PolicyState(nn.Module):
             self.register_buffer(name, value)
             self.names.append(name)
         self.random = Generators(seed)
+        self.schedule = Schedule()
         self.ranks = Ranks(group, in_features)
 
     def read(self, device: torch.device) -> State:
@@ -42,12 +43,13 @@ class PolicyState(nn.Module):
                 buffers[name].copy_(value)
 
     def get_extra_state(self) -> dict[str, Any]:
-        """The random numbers, for `state_dict`."""
-        return self.random.state()
+        """The random numbers and when to try what, for `state_dict`."""
+        return self.random.state() | {"schedule": dict(vars(self.schedule))}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """The counterpart of `get_extra_state`."""
         self.random.load(state)
+        vars(self.schedule).update(state.get("schedule", {}))
         self.ranks.forget()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "PolicyState":
@@ -57,3 +59,27 @@ class PolicyState(nn.Module):
             if not buffer.is_meta:
                 self._buffers[name] = buffer.to(self.get_buffer(name).device)
         return self
+
+
+class Schedule:
+    """When a box is tried out: often at first, then whenever a share of the evaluations of training pays for it."""
+
+    def __init__(self) -> None:
+        self.trials = 0  # so far
+        self.steps = 0  # of training since the last
+        self.credit = 0  # evaluations in them
+        self.price = 0  # evaluations that the last trial cost
+        self.noise = 0.0  # half-width of the noise on the outputs as measured; 0: not known yet
+
+    def due(self, share: float) -> bool:
+        """Whether to try the box out in the next step."""
+        return self.trials == 0 or self.steps >= 2 ** (self.trials - 1) or self.credit * share >= self.price
+
+    def step(self, evaluations: int, steps: int = 1) -> None:
+        """After training steps."""
+        self.steps += steps
+        self.credit += evaluations
+
+    def tried(self, evaluations: int) -> None:
+        """After a trial."""
+        self.trials, self.steps, self.credit, self.price = self.trials + 1, 0, 0, evaluations

@@ -17,14 +17,16 @@ from bondgrad._checkpoint import Answers
 from bondgrad._forward import evaluate
 from bondgrad._function import RowFunction, describe, freeze
 from bondgrad._gradient import Circumstances, differentiate
+from bondgrad._health import Health
 from bondgrad._memory import Carried, find_memory
 from bondgrad._precision import arithmetic, autocast_dtype
 from bondgrad._state import PolicyState
 from bondgrad._trace import Stats, Step, Trace
+from bondgrad._trials import half_width, standard_error, trial_due
 from bondgrad.errors import BoxError
 from bondgrad.estimators import Central, Estimator, Forward, Simultaneous
 from bondgrad.evaluators import Evaluator, Local
-from bondgrad.policies import Bond, Policy
+from bondgrad.policies import Bond, Calibrated, Policy
 from bondgrad.structure import Structure
 from bondgrad.structure._findings import Findings, Unknown
 from bondgrad.structure._resolve import resolve
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 ESTIMATORS: dict[str, Callable[[], Estimator]] = {"central": Central, "forward": Forward, "simultaneous": Simultaneous}
-POLICIES: dict[str, Callable[[], Policy]] = {"bond": Bond}
+POLICIES: dict[str, Callable[[], Policy]] = {"bond": Bond, "calibrated": Calibrated}
 
 
 class BlackBox(nn.Module):
@@ -51,8 +53,9 @@ class BlackBox(nn.Module):
         in_features: Width of x.
         out_features: Width of the answer. None: learnt from the first call.
         estimator: "central" (BOND), "forward", "simultaneous" (BONDS), or an instance from `bondgrad.estimators`.
-        policy: "bond", or an instance from `bondgrad.policies`.
-        noise: Half-width b of the noise on the function's outputs. None: the rounding of their floating-point type.
+        policy: "bond", "calibrated", or an instance from `bondgrad.policies`.
+        noise: Half-width b of the noise on the function's outputs, for policies that ask for it. None: the rounding of
+            their floating-point type. "auto": measured in the first training step, and now and then afterwards.
         limits: (low, high), each a number or one number per input. No point outside is ever evaluated: x is clamped,
             and the gradient found at the clamped point is passed on. (A NaN in x is passed on to fn.)
         structure: Which outputs depend on which inputs; inputs that share none move together, and a gradient costs
@@ -90,7 +93,7 @@ class BlackBox(nn.Module):
         *,
         estimator: str | Estimator = "central",
         policy: str | Policy = "bond",
-        noise: float | None = None,
+        noise: float | str | None = None,
         limits: tuple[Any, Any] | None = None,
         structure: "str | Structure | Tensor | np.ndarray | None" = None,
         state: Any = None,  # noqa: ANN401
@@ -111,7 +114,7 @@ class BlackBox(nn.Module):
         self.in_features = arguments.positive_int("in_features", in_features)
         self.estimator: Estimator = arguments.chosen("estimator", estimator, ESTIMATORS, Estimator)
         self.policy: Policy = arguments.chosen("policy", policy, POLICIES, Policy)
-        self.noise = None if noise is None else arguments.positive_float("noise", noise)
+        self.noise = arguments.checked_noise(noise)
         self.limits = None if limits is None else arguments.Limits(limits, self.in_features)
         self.evaluator = Local() if evaluator is None else evaluator
         self.on_failure = on_failure
@@ -129,6 +132,7 @@ class BlackBox(nn.Module):
         self._function = RowFunction(fn, width or self.structure.width(self.in_features), time_features, form)
         self.fn = fn
         self.policy_state = PolicyState(self.policy, self.in_features, seed, process_group)
+        self.health = Health()
         self._trace = Trace()
         self._answers = Answers()
         self._number = operators.register(self)
@@ -214,20 +218,22 @@ class BlackBox(nn.Module):
         policy_state = self.policy_state
         if policy_state.ranks.last is not None and policy_state.names:
             state = dict(policy_state.named_buffers())
-            policy_state.write(policy_state.ranks.exchange(policy_state.ranks.last, self.policy, state, None)[1])
+            joint = policy_state.ranks.exchange(policy_state.ranks.last, self.policy, self.estimator, state, None)
+            policy_state.write(joint[1])
 
     def due(self) -> bool:
         """Whether the next training step has to run as Python, since a captured one would miss something.
 
         So it is before the function is known, where it or the layer looks at values (numpy, `on_failure="raise"`, a
-        look at the structure), where the function keeps a state to itself, while several processes exchange what they
-        learn, and in eval mode, which always draws the same random numbers.
+        look at the structure, a trial), where the function keeps a state to itself, while several processes exchange
+        what they learn, and in eval mode, which always draws the same random numbers.
         """
         function = self._function
         known = function.out_features is not None and function.interfaces == ("torch",)
         memory = self.memory
         remembering = memory is not None and (not isinstance(memory, Carried) or memory.places(self.training) is None)
         looking = remembering or (self.findings is not None and self.findings.due())
+        looking |= trial_due(self)
         exchanging = self.policy_state.ranks.last is not None
         return not known or looking or exchanging or not self.training or self.on_failure == "raise"
 
@@ -237,7 +243,8 @@ class BlackBox(nn.Module):
 
         Policies, estimators and evaluators are known by identity: to change one, assign a new one.
         """
-        own = (self._function, self.training, self.noise, self.full_precision, self.limits, self._function.rounding)
+        noise = half_width(self, torch.float32)
+        own = (self._function, self.training, noise, self.full_precision, self.limits, self._function.rounding)
         parts = (self.policy, self.estimator, self.structure, self.evaluator, self.evaluator.version)
         memory = self.memory.places(self.training) if isinstance(self.memory, Carried) else None
         return (*own, *parts, memory, *self.policy_state.random.generators("cuda"))
@@ -263,6 +270,13 @@ class BlackBox(nn.Module):
     def stats(self) -> Stats:
         """Counters since construction, and the last step's perturbations. Not part of the state."""
         return self._trace.stats(self._function)
+
+    def standard_error(self, step: Step) -> Tensor:
+        """What noise does to the gradient that a step hook was just given: the standard deviation of each entry.
+
+        For policies that measure noise. Of rows that the estimator scales to norm 1, before that.
+        """
+        return standard_error(self, step)
 
     @property
     def out_features(self) -> int | None:

@@ -229,6 +229,8 @@ class _Recording:
         self.box = box
         self.calls, self.evaluations = box._function.calls, box._function.evaluations
         self.credit = 0 if box.findings is None else box.findings.credit
+        schedule = box.policy_state.schedule
+        self.trained, self.spent = schedule.steps, schedule.credit
         box._trace.captured = []
 
     def stop(self) -> None:
@@ -237,6 +239,9 @@ class _Recording:
         self.calls, self.evaluations = function.calls - self.calls, function.evaluations - self.evaluations
         function.calls -= self.calls
         function.evaluations -= self.evaluations
+        schedule = self.box.policy_state.schedule
+        self.trained, self.spent = schedule.steps - self.trained, schedule.credit - self.spent
+        schedule.step(-self.spent, -self.trained)
         if self.box.findings is not None:
             self.credit = self.box.findings.credit - self.credit
             self.box.findings.credit -= self.credit
@@ -246,6 +251,7 @@ class _Recording:
         """Leave it. Hooks get copies, since the next replay overwrites what they may keep."""
         self.box._function.calls += self.calls
         self.box._function.evaluations += self.evaluations
+        self.box.policy_state.schedule.step(self.spent, self.trained)
         if self.box.findings is not None:
             self.box.findings.credit += self.credit
         if isinstance(self.box.memory, Carried):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from bondgrad.estimators import Central, Estimator, Evaluate, Forward, Simultaneous, Site
-from bondgrad.policies import Bond, Fixed, Gaussian, Optimal
+from bondgrad.policies import Bond, Calibrated, Fixed, Gaussian, Optimal
 from bondgrad.testing import CHECKS, Subject
 from bondgrad.testing.conformance import check_chunks, check_order, check_rate, check_seed, check_value
 
@@ -25,6 +25,7 @@ POLICIES = {
     "max-v": lambda: Bond("max-v"),
     "sum": lambda: Bond(reduce="sum"),
     "mean": lambda: Bond(reduce="mean"),
+    "calibrated": Calibrated,
     "fixed": lambda: Fixed(1e-3),
     "gaussian": lambda: Gaussian(1e-3),
     "optimal": lambda: Optimal(1e-10, 1.0),

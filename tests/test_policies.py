@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from bondgrad.estimators import Central
 from bondgrad.policies import Batch, Bond, Fixed, Gaussian, Optimal
 
 B = 1.19e-7
@@ -17,7 +18,7 @@ def drawn(policy, state, x, n=1, noise=B):
 
 def learnt(policy, state, g, steps):
     """The state once the policy has seen one more gradient g [B, d]."""
-    return policy.observe(state, policy.summarize(g, steps), len(g))
+    return policy.observe(state, policy.summarize(state, g, steps, None, Central()), len(g), Central())
 
 
 def after(policy, *gradients):

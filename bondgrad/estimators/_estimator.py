@@ -36,6 +36,8 @@ class Estimator(ABC):
 
     draws = 1  # perturbations the policy must draw per entry
     together = False  # moves all inputs at once, whatever the groups
+    order = 2  # the power of the step with which the error falls
+    shared = False  # whether all differences of a row are taken from the forward pass's answer
 
     def __init__(self, normalize_rows: bool = False) -> None:
         self.normalize_rows = normalize_rows

@@ -18,6 +18,9 @@ class Forward(Estimator):
         normalize_rows: Scale every row of g to norm 1.
     """
 
+    order = 1
+    shared = True
+
     def evaluations(self, groups: int) -> int:
         """See `Estimator.evaluations`."""
         return groups

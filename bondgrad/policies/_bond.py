@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -11,6 +11,10 @@ from torch import Tensor
 from bondgrad._arguments import positive_float
 from bondgrad._device import look_is_free
 from bondgrad.policies._policy import Batch, Policy, State, Steps
+from bondgrad.policies._trial import Trial
+
+if TYPE_CHECKING:
+    from bondgrad.estimators import Estimator
 
 Bounds = Literal["bond", "sqrt6", "error-terms", "adam", "max-v"]
 Reduce = Literal["sum", "mean", "mean-abs"]
@@ -155,14 +159,14 @@ class Bond(Policy):
             upper = torch.where(above > 0, (6 / v * above).sqrt(), upper)
         return lower, upper
 
-    def summarize(self, g: Tensor, steps: Steps) -> Tensor:
+    def summarize(self, state: State, g: Tensor, steps: Steps, trial: Trial | None, estimator: "Estimator") -> Tensor:
         """See `Policy.summarize`: [d] of gradients, or [2, d] with the squares of the steps."""
         total = torch.linalg.vector_norm(g, 1, dim=0) if self.reduce == "mean-abs" else g.sum(0)
         if self.bounds != "error-terms":
             return total
         return torch.stack((total, steps.size.square().mean(0).sum(0)))
 
-    def observe(self, state: State, summary: Tensor, rows: int) -> State:
+    def observe(self, state: State, summary: Tensor, rows: int, estimator: "Estimator") -> State:
         """See `Policy.observe`."""
         total = summary[0] if "last" in state else summary
         reduced = (total if self.reduce == "sum" else total / rows).float()

@@ -1,10 +1,15 @@
 """What every policy answers: how far is each input moved?"""
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
+
+from bondgrad.policies._trial import First, Trial
+
+if TYPE_CHECKING:
+    from bondgrad.estimators import Estimator
 
 State = dict[str, Tensor]
 
@@ -56,7 +61,13 @@ class Policy(ABC):
 
     What a policy learns from a batch goes through sums over rows (`measure` before a step, `summarize` after it), so
     that the parts of a joint batch in several processes can be added up.
+
+    A policy may also try the box out: it then has a `share` of the evaluations of training for `Trial`s, and finds a
+    first step by itself in `start`. It is asked to `observe` at steps with a trial only, unless several processes are
+    at work.
     """
+
+    share = 0.0  # of the evaluations of training that trials may cost; 0: none are made
 
     def init(self, in_features: int) -> State:
         """State before the first step: float32 tensors of fixed shape. Empty for a policy without memory."""
@@ -65,6 +76,10 @@ class Policy(ABC):
     def measure(self, x: Tensor) -> Tensor:
         """Sums over the rows of x [B, d] that `steps` must know of the whole batch, [k]. None by default."""
         return x.new_empty(0)
+
+    def start(self, state: State, first: First) -> State:
+        """Find first steps. Called before the first gradient, if there is a `share` for trials."""
+        return state
 
     @abstractmethod
     def steps(self, state: State, batch: Batch, n: int, noise: float) -> Steps:
@@ -77,11 +92,23 @@ class Policy(ABC):
             noise: Half-width b of the noise on the box's outputs.
         """
 
-    def summarize(self, g: Tensor, steps: Steps) -> Tensor:
-        """Sums over the rows of the gradient g [B, d] that the steps gave: what `observe` needs of them, any shape."""
+    def standard_error(self, state: State, size: Tensor) -> Tensor | None:
+        """Standard deviation of the slopes over steps `size` [B, d], for a loss gradient of norm 1; None: unknown."""
+        return None
+
+    def summarize(self, state: State, g: Tensor, steps: Steps, trial: Trial | None, estimator: "Estimator") -> Tensor:
+        """Sums over the rows of the gradient g [B, d] that the steps gave: what `observe` needs of them, any shape.
+
+        Args:
+            state: As for `steps`.
+            g: [B, d].
+            steps: What `steps` returned.
+            trial: What was tried out in this step, if anything.
+            estimator: That made g.
+        """
         return g.new_empty(0)
 
-    def observe(self, state: State, summary: Tensor, rows: int) -> State:
+    def observe(self, state: State, summary: Tensor, rows: int, estimator: "Estimator") -> State:
         """Learn from what `summarize` said of `rows` rows. Returns the new state."""
         return state
 

@@ -1,0 +1,137 @@
+"""Trying the box out, at some rows of a training step."""
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from bondgrad._asking import Asking, moves
+from bondgrad._health import examine
+from bondgrad._trace import Step
+from bondgrad.errors import BoxError
+from bondgrad.policies import Batch, First, Steps, Trial
+from bondgrad.policies._trial import spread_of
+from bondgrad.structure import Structure
+
+if TYPE_CHECKING:
+    from bondgrad.box import BlackBox
+
+FIRST_ROWS, ROWS = 8, 16
+MEASURING = 0.01  # of the evaluations of training, for noise="auto"
+CHANGED = 1.25  # factor of the measured noise that is worth a change; a captured step has to be captured anew then
+
+
+class Tries:
+    """The box at some rows of a batch.
+
+    Args:
+        asking: The box near the whole batch.
+        structure: Which inputs move together.
+        gy: [B, W_out] the loss's gradient at its outputs.
+        batch: The rows of all time steps.
+    """
+
+    def __init__(self, asking: Asking, structure: Structure, gy: Tensor, batch: Batch) -> None:
+        self.asking, self.structure, self.gy = asking, structure, gy
+        self.spread = spread_of(batch.x, batch.sums, batch.rows)  # [d]
+        if asking.low is not None and asking.high is not None:
+            room = (asking.high - asking.low)[: len(self.spread)] / 4  # where a step can be doubled, in most places
+            self.spread = torch.minimum(self.spread, room)
+
+    def first(self) -> First:
+        """For a policy that knows nothing yet."""
+        part = _Part(self, FIRST_ROWS)
+        shape = (self.asking.layer.estimator.draws, *part.rows.shape)
+        # Any directions will do, if only they are the same at every step.
+        generator = torch.Generator("cpu").manual_seed(0)
+        sign = torch.empty(shape, device="cpu").uniform_(-1, 1, generator=generator).to(part.rows)
+        return First(self.spread, lambda h: part.slopes(h.expand(shape), sign)[0])
+
+    def trial(self, slopes: Tensor, steps: Steps) -> Trial:
+        """After slopes [B, W] were measured with these steps: some of them with other steps as well."""
+        part = _Part(self, ROWS)
+        size, sign = part.of(steps.size), part.of(steps.sign)  # [n, r, d]
+        half, sound = part.slopes(size / 2, sign)
+        twice, also = part.slopes(size * 2, sign)
+        step = size[0] if len(size) == 1 else size.square().mean(0).sqrt()
+        slopes = torch.stack((half, part.scaled(slopes[part.which]), twice))
+        return Trial(self.spread, step, slopes, sound & also, part.asking.again() - part.asking.y)
+
+
+class _Part:
+    """Some rows, evenly spaced; all, if they belong together."""
+
+    def __init__(self, tries: Tries, wanted: int) -> None:
+        whole = tries.asking
+        (batch, width), d = whole.x.shape, len(tries.spread)
+        count = batch if whole.whole else min(batch, max(1, wanted * d // width))
+        self.which = torch.arange(count, device=whole.x.device) * batch // count
+        self.asking, self.structure = whole.part(self.which), tries.structure
+        self.gy = tries.gy[self.which]
+        self.rows = self.asking.x.reshape(-1, d)  # [r, d]
+        self.scale = self.asking.heard(self.structure, self.gy)
+
+    def of(self, t: Tensor) -> Tensor:
+        """Of something about all rows, [n, B·T, d]: [n, r, d]."""
+        return t.reshape(len(t), -1, self.asking.x.shape[1])[:, self.which].view(len(t), *self.rows.shape)
+
+    def scaled(self, slopes: Tensor) -> Tensor:
+        """Slopes for a loss gradient of norm 1, [r, d]. Not finite where it is zero: nothing can be learnt there."""
+        return (slopes / self.scale).reshape(self.rows.shape)
+
+    def slopes(self, size: Tensor, sign: Tensor) -> tuple[Tensor, Tensor]:
+        """At steps of that size [n, r, d]: [r, d], and which of them had all their evaluations."""
+        slopes, sound = self.asking.tried(self.structure, self.gy, moves(self.asking.x, size, sign))
+        return self.scaled(slopes), sound.view(self.rows.shape)
+
+
+def tries_out(layer: "BlackBox") -> float:
+    """The share of the evaluations of training that trials may cost."""
+    return max(layer.policy.share, MEASURING if layer.noise == "auto" else 0.0)
+
+
+def trial_due(layer: "BlackBox") -> bool:
+    """Whether something is to be tried out in the next training step."""
+    share = tries_out(layer)
+    return share > 0 and layer.policy_state.schedule.due(share)
+
+
+def half_width(layer: "BlackBox", dtype: torch.dtype) -> float:
+    """The noise on the outputs that is reckoned with, for rows of that dtype."""
+    if isinstance(layer.noise, float):
+        return layer.noise
+    rounding = max(torch.finfo(dtype).eps, layer._function.rounding)
+    return max(rounding, layer.policy_state.schedule.noise) if layer.noise == "auto" else rounding
+
+
+def learn(layer: "BlackBox", trial: Trial, y: Tensor, asked: int) -> None:
+    """Keep what a trial said of the noise, and what it cost; warn if something is wrong.
+
+    Args:
+        layer: The layer.
+        trial: What was measured.
+        y: [B, d_out] the answers in the forward pass.
+        asked: Evaluations spent.
+    """
+    schedule = layer.policy_state.schedule
+    vitals = examine(trial, y, layer.estimator)
+    layer.health.watch(vitals)
+    noise = math.sqrt(3) * max(vitals.noise, vitals.rough)  # half-width of a uniform distribution of that deviation
+    if schedule.trials > 0 and schedule.noise > 0 and noise > 0:
+        noise = math.sqrt(noise * schedule.noise)
+    if math.isfinite(noise) and not 1 / CHANGED < noise / (schedule.noise or math.inf) < CHANGED:
+        schedule.noise = noise
+    schedule.tried(asked)
+
+
+def standard_error(layer: "BlackBox", step: Step) -> Tensor:
+    """See `BlackBox.standard_error`."""
+    last, state = layer._trace.last, layer.policy_state.read(step.x.device)
+    size = None if last is None else last.size.square().mean(0).sqrt().view(step.x.shape)
+    error = None if size is None else layer.policy.standard_error(state, size)
+    if error is None:
+        raise BoxError(f"{layer.policy} does not measure the noise: use policy='calibrated', and ask in a step hook")
+    x, gy = step.x.flatten(1), step.gy.flatten(1)  # [B, W] and [B, W_out], of sequences too
+    heard = Asking(layer, x, gy, (), ()).heard(layer.structure, gy)
+    return (error.flatten(1) * heard).view(step.x.shape)

@@ -1,0 +1,205 @@
+"""Steps from measured noise and curvature: nothing to be told."""
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from bondgrad.policies._policy import Batch, Policy, State, Steps
+from bondgrad.policies._trial import First, Trial, noise_covariance, sums_of
+
+if TYPE_CHECKING:
+    from bondgrad.estimators import Estimator
+
+RUNGS = 9  # of the ladder at the start, each step four times the one before, the last as long as the spread
+AGREE = 0.5  # relative disagreement of two rungs from which on they say nothing
+ENOUGH = 1e-7  # and below which no better one is looked for
+TRIAL = 16  # rows
+ROUNDS = (1, 1, 2, 2, 3, 4, 6, 8)  # trials before a step changes: few at first, then more
+SIGNAL = 3.0  # standard deviations by which slopes must exceed noise to say anything
+FINEST = 1e-10  # of the square of the slopes: less noise is worth no longer step, less bending no shorter one
+DOUBT = 2.0  # times the noise that must be exceeded by bending: at 2h there may be more of it than thought
+CAUTION = 2.0  # times the noise that slopes must exceed before they are believed to be stretched
+ONE_SIDED = 4.0  # times the noise, where one of two ends failed
+STRETCH = 0.25  # by which all slopes of an input may be longer or shorter than they should be
+HARM = 0.1  # of a stretch, compared with an error that differs from row to row
+FACTORS = torch.logspace(-2, 1, 25, base=2, dtype=torch.float32, device="cpu")[:, None]  # [25, 1] for one change
+PAST = 0.5  # its weight when noise or spread are measured again
+
+
+class Calibrated(Policy):
+    """The step that is best for noise and curvature as they are measured. Nothing needs to be told.
+
+    The best step balances noise, whose share falls with the step, against bending, which grows with its square. Now and
+    then, for one evaluation in 25, some rows are measured at half and at twice their steps as well. In a combination of
+    these three slopes neither the gradient nor the first term of bending is left: that is the noise. What the slopes at
+    twice the step do not tell of those at the step itself is bending. Only that part counts in full which differs from
+    row to row; what stretches or shrinks all slopes of an input alike, as in a box that saturates, leaves their signs
+    right, and counts for a tenth. Every input gets the step at which all errors together are least, relative to the
+    slope.
+
+    Slopes are those for a loss gradient of norm 1, and steps are relative to the spread of their inputs, so that
+    neither the scale of the loss nor the units of inputs and outputs matter. No step is longer than that spread: of
+    what the box does farther out nothing is known. An input that shows no signal follows the others.
+
+    At the first step of all a ladder of steps is climbed, and each input starts where two rungs agree best.
+
+    `BlackBox`'s `noise=` has no influence. Works with every estimator; of one with directions, such as `Simultaneous`,
+    all inputs of which move together, only the common length of the steps is adjusted.
+    """
+
+    share = 0.04
+
+    def __repr__(self) -> str:
+        return "Calibrated()"
+
+    def init(self, in_features: int) -> State:
+        """See `Policy.init`."""
+        zeros = torch.zeros(in_features, dtype=torch.float32)
+        return {
+            "step": zeros,  # h; zero: not known yet
+            "noise": torch.zeros((), dtype=torch.float32),  # h² times the variance of D(h), in units²
+            "spread": zeros.clone(),
+            "sums": zeros.expand(7, -1).clone(),  # over the rows of this round: see `_sums`
+            "unit": torch.ones((), dtype=torch.float32),  # of slopes, lest their squares overflow
+            "round": torch.zeros((), dtype=torch.float32),
+        }
+
+    def measure(self, x: Tensor) -> Tensor:
+        """See `Policy.measure`: for the spread."""
+        return sums_of(x)
+
+    def start(self, state: State, first: First) -> State:
+        """See `Policy.start`: climb the ladder."""
+        spread = first.spread
+        best = torch.full_like(spread, math.inf)
+        step, size = spread, torch.zeros_like(spread)
+        before: Tensor | None = None
+        for rung in range(RUNGS):
+            h = spread * 4.0 ** (rung + 1 - RUNGS)
+            slopes = first.slopes(h)  # [r, d]
+            if before is not None:
+                known = torch.isfinite(slopes) & torch.isfinite(before)
+                apart = torch.where(known, slopes - before, 0).square().sum(0)
+                total = torch.where(known, torch.hypot(slopes, before), 0).square().sum(0)
+                score = apart / total
+                # Two equal slopes say nothing: a box that rounds its answers has not moved yet.
+                score = torch.where((score > 0) & (total > 0), score, math.inf)
+                step = torch.where((score < best) & (score < AGREE), h / 2, step)
+                size = torch.where(score < best, (total / known.sum(0)).sqrt(), size)
+                best = torch.minimum(best, score)
+                if bool((best < ENOUGH).all()):
+                    break
+            before = slopes
+        sizes = size[(size > 0) & torch.isfinite(size)]
+        unit = sizes.median() if len(sizes) else size.new_ones(())
+        return state | {"step": step.float(), "spread": spread.float(), "unit": unit.clamp(1e-30, 1e30).float()}
+
+    def steps(self, state: State, batch: Batch, n: int, noise: float) -> Steps:
+        """See `Policy.steps`."""
+        h = state["step"].to(batch.x.dtype)
+        return Steps(h.expand(n, *batch.x.shape), batch.uniform(n), h, h)
+
+    def standard_error(self, state: State, size: Tensor) -> Tensor:
+        """See `Policy.standard_error`."""
+        return (state["noise"].sqrt() * state["unit"]).to(size.dtype) / size
+
+    def summarize(self, state: State, g: Tensor, steps: Steps, trial: Trial | None, estimator: "Estimator") -> Tensor:
+        """See `Policy.summarize`: [11, d]. The last four rows tell other processes where this one stands."""
+        rows, d = g.shape
+        summary = torch.zeros(11, d, dtype=torch.float32, device=g.device)
+        if trial is not None:
+            summary[:7] = _sums(state, trial, estimator)
+            summary[7] = trial.spread
+        summary[8] = steps.lower.log()
+        summary[9] = state["unit"].log()
+        summary[10] = 1
+        summary[7:] *= rows
+        return summary
+
+    def observe(self, state: State, summary: Tensor, rows: int, estimator: "Estimator") -> State:
+        """See `Policy.observe`."""
+        summary = summary.float()
+        spread, step, unit, weight = summary[7:]
+        if not float(state["step"].amin()) > 0:  # several processes: each has started by itself
+            state = state | {"step": (step / weight).exp(), "unit": (unit / weight).exp().mean()}
+        if not float(summary[0].amax()) > 0:  # no trial
+            return state
+        past = PAST if float(state["spread"].amin()) > 0 else 0.0
+        state = state | {
+            "sums": state["sums"] + summary[:7],
+            "spread": torch.lerp(spread / weight, state["spread"], past),
+        }
+        wanted = TRIAL * ROUNDS[min(int(state["round"]), len(ROUNDS) - 1)]
+        if float(state["sums"][0].amax()) < wanted:
+            return state
+        return _moved(state, estimator) | {"sums": torch.zeros_like(state["sums"]), "round": state["round"] + 1}
+
+
+def _sums(state: State, trial: Trial, estimator: "Estimator") -> Tensor:
+    """Over the rows, [7, d]: their number, D(h)·D(2h), D(2h)², and the square of what D(2h) does not tell of D(h).
+
+    Then, of those rows where nothing failed, their number and their noise, and last the times that all were zero.
+    """
+    slopes = trial.slopes / state["unit"]
+    known = torch.isfinite(slopes).all(0)  # [r, d]
+    slopes = torch.where(known, slopes, 0)
+    _, one, two = slopes
+    sound = known & trial.sound
+    noise = torch.where(sound, trial._replace(slopes=slopes).noise(estimator.order, estimator.shared), 0)
+    silent = known & (slopes == 0).all(0)
+    sums = torch.stack((known, one * two, two.square(), silent, sound, noise, silent)).sum(1).float()  # [7, d]
+    ratio = _ratio(state["sums"] + sums, state["noise"] / state["step"].square(), estimator)
+    sums[3] = (one - ratio.to(one.dtype) * two).square().sum(0)
+    return sums
+
+
+def _ratio(sums: Tensor, noise: Tensor, estimator: "Estimator") -> Tensor:
+    """Of D(h) to D(2h), [d], from sums over rows and the variance of the noise in D(h)."""
+    covariance = noise_covariance(estimator.shared)
+    n = sums[0].clamp_min(1)
+    product = sums[1] / n - noise * float(covariance[1, 2])
+    square = (sums[2] / n - noise * float(covariance[2, 2])).clamp_min(0)
+    # Where there is more noise than slope nothing is known of their ratio, and it is one.
+    product, square = product + CAUTION * noise, square + CAUTION * noise
+    return torch.where(square > 0, product / square, 1).clamp(0.25, 4)
+
+
+def _moved(state: State, estimator: "Estimator") -> State:
+    """Longer or shorter steps, after a round of trials."""
+    h, spread, sums = state["step"], state["spread"], state["sums"]
+    order, covariance = estimator.order, noise_covariance(estimator.shared)
+    n = sums[0].clamp_min(1)
+    _, product, square, rest, *_ = sums / n
+    # All inputs are seen through the same outputs. One whose noise looks different bends in some other way.
+    heard = sums[4] > 0
+    noise = state["noise"]
+    if bool(heard.any()):
+        measured = (sums[5] / sums[4] * h.square())[heard].median()
+        noise = torch.lerp(measured, noise, PAST if float(state["round"]) > 0 else 0.0)
+    share = noise / h.square()  # [d] of the square of D(h)
+    signal = product - share * float(covariance[1, 2]) > SIGNAL * share / 2 / n.sqrt()
+    size = (square - share / 4).clamp_min(0)  # of slopes, squared
+
+    ratio = _ratio(sums, share, estimator)
+    stretch = (1 / ratio - 1) / (2**order - 1)  # at h
+    # Of D(h) - ratio·D(2h) a part is noise. How much there is at the best step, for each part of bending, is known.
+    uncertain = share * (1 - 2 * ratio * float(covariance[1, 2]) + ratio.square() / 4)
+    uncertain = uncertain * (ONE_SIDED - (ONE_SIDED - 1) * sums[4] / n)
+    at_best = order * float(1.25 - 2 * covariance[1, 2])
+    bending = (rest - DOUBT * uncertain).clamp_min(0) / ((2**order - 1) ** 2 - at_best * (DOUBT - 1))
+
+    factors = FACTORS.to(h.device)  # [25, 1]
+    floor = FINEST * size
+    stretched = stretch * factors**order
+    error = (share + floor) / factors.square() + bending * factors ** (2 * order)
+    error = (error + (HARM * stretched).square() * size) / (1 + stretched).clamp_min(0.05).square()
+    error = torch.where(stretched.abs() <= STRETCH, error, math.inf)
+    factor = torch.where(torch.isfinite(error).any(0), factors[error.argmin(0), 0], factors[0])
+    factor = torch.where(share < floor, factor.clamp(max=1), factor)
+
+    relative = (h * factor / spread).log()
+    goal = relative[signal].median() if bool(signal.any()) else relative.new_zeros(())
+    relative = torch.where(signal, relative, torch.lerp(relative, goal, 0.5))
+    return state | {"step": relative.clamp(max=0).exp() * spread, "noise": noise}
