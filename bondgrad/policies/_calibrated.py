@@ -19,13 +19,15 @@ TRIAL = 16  # rows
 ROUNDS = (1, 1, 2, 2, 3, 4, 6, 8)  # trials before a step changes: few at first, then more
 SIGNAL = 3.0  # standard deviations by which slopes must exceed noise to say anything
 FINEST = 1e-10  # of the square of the slopes: less noise is worth no longer step, less bending no shorter one
-DOUBT = 2.0  # times the noise that must be exceeded by bending: at 2h there may be more of it than thought
+DOUBT = 2.0  # times the noise that bending must exceed: of rounded outputs there is more at 2h than at h it seems
 CAUTION = 2.0  # times the noise that slopes must exceed before they are believed to be stretched
 ONE_SIDED = 4.0  # times the noise, where one of two ends failed
-STRETCH = 0.25  # by which all slopes of an input may be longer or shorter than they should be
+LONGER, SHORTER = 0.25, 0.1  # by which all slopes of an input may be stretched; a box that saturates tells too little
 HARM = 0.1  # of a stretch, compared with an error that differs from row to row
+FARTHEST = 1.5  # step, in units of the spread
 FACTORS = torch.logspace(-2, 1, 25, base=2, dtype=torch.float32, device="cpu")[:, None]  # [25, 1] for one change
 PAST = 0.5  # its weight when noise or spread are measured again
+SUMS = 6  # see `_sums`
 
 
 class Calibrated(Policy):
@@ -40,8 +42,9 @@ class Calibrated(Policy):
     slope.
 
     Slopes are those for a loss gradient of norm 1, and steps are relative to the spread of their inputs, so that
-    neither the scale of the loss nor the units of inputs and outputs matter. No step is longer than that spread: of
-    what the box does farther out nothing is known. An input that shows no signal follows the others.
+    neither the scale of the loss nor the units of inputs and outputs matter. No step is longer than one and a half
+    times that spread: of what the box does farther out nothing is known. An input that shows no signal follows the
+    others.
 
     At the first step of all a ladder of steps is climbed, and each input starts where two rungs agree best.
 
@@ -61,7 +64,7 @@ class Calibrated(Policy):
             "step": zeros,  # h; zero: not known yet
             "noise": torch.zeros((), dtype=torch.float32),  # h² times the variance of D(h), in units²
             "spread": zeros.clone(),
-            "sums": zeros.expand(7, -1).clone(),  # over the rows of this round: see `_sums`
+            "sums": zeros.expand(SUMS, -1).clone(),  # over the rows of this round: see `_sums`
             "unit": torch.ones((), dtype=torch.float32),  # of slopes, lest their squares overflow
             "round": torch.zeros((), dtype=torch.float32),
         }
@@ -106,29 +109,29 @@ class Calibrated(Policy):
         return (state["noise"].sqrt() * state["unit"]).to(size.dtype) / size
 
     def summarize(self, state: State, g: Tensor, steps: Steps, trial: Trial | None, estimator: "Estimator") -> Tensor:
-        """See `Policy.summarize`: [11, d]. The last four rows tell other processes where this one stands."""
+        """See `Policy.summarize`: [SUMS + 4, d]. The last four rows tell other processes where this one stands."""
         rows, d = g.shape
-        summary = torch.zeros(11, d, dtype=torch.float32, device=g.device)
+        summary = torch.zeros(SUMS + 4, d, dtype=torch.float32, device=g.device)
         if trial is not None:
-            summary[:7] = _sums(state, trial, estimator)
-            summary[7] = trial.spread
-        summary[8] = steps.lower.log()
-        summary[9] = state["unit"].log()
-        summary[10] = 1
-        summary[7:] *= rows
+            summary[:SUMS] = _sums(state, trial, estimator)
+            summary[-4] = trial.spread
+        summary[-3] = steps.lower.log()
+        summary[-2] = state["unit"].log()
+        summary[-1] = 1
+        summary[SUMS:] *= rows
         return summary
 
     def observe(self, state: State, summary: Tensor, rows: int, estimator: "Estimator") -> State:
         """See `Policy.observe`."""
         summary = summary.float()
-        spread, step, unit, weight = summary[7:]
+        spread, step, unit, weight = summary[SUMS:]
         if not float(state["step"].amin()) > 0:  # several processes: each has started by itself
             state = state | {"step": (step / weight).exp(), "unit": (unit / weight).exp().mean()}
         if not float(summary[0].amax()) > 0:  # no trial
             return state
         past = PAST if float(state["spread"].amin()) > 0 else 0.0
         state = state | {
-            "sums": state["sums"] + summary[:7],
+            "sums": state["sums"] + summary[:SUMS],
             "spread": torch.lerp(spread / weight, state["spread"], past),
         }
         wanted = TRIAL * ROUNDS[min(int(state["round"]), len(ROUNDS) - 1)]
@@ -138,9 +141,9 @@ class Calibrated(Policy):
 
 
 def _sums(state: State, trial: Trial, estimator: "Estimator") -> Tensor:
-    """Over the rows, [7, d]: their number, D(h)·D(2h), D(2h)², and the square of what D(2h) does not tell of D(h).
+    """Over the rows, [SUMS, d]: their number, D(h)·D(2h), D(2h)², and the square of what D(2h) does not tell of D(h).
 
-    Then, of those rows where nothing failed, their number and their noise, and last the times that all were zero.
+    Then, of those rows where nothing failed, their number and their noise.
     """
     slopes = trial.slopes / state["unit"]
     known = torch.isfinite(slopes).all(0)  # [r, d]
@@ -148,8 +151,7 @@ def _sums(state: State, trial: Trial, estimator: "Estimator") -> Tensor:
     _, one, two = slopes
     sound = known & trial.sound
     noise = torch.where(sound, trial._replace(slopes=slopes).noise(estimator.order, estimator.shared), 0)
-    silent = known & (slopes == 0).all(0)
-    sums = torch.stack((known, one * two, two.square(), silent, sound, noise, silent)).sum(1).float()  # [7, d]
+    sums = torch.stack((known, one * two, two.square(), torch.zeros_like(one), sound, noise)).sum(1).float()
     ratio = _ratio(state["sums"] + sums, state["noise"] / state["step"].square(), estimator)
     sums[3] = (one - ratio.to(one.dtype) * two).square().sum(0)
     return sums
@@ -157,10 +159,10 @@ def _sums(state: State, trial: Trial, estimator: "Estimator") -> Tensor:
 
 def _ratio(sums: Tensor, noise: Tensor, estimator: "Estimator") -> Tensor:
     """Of D(h) to D(2h), [d], from sums over rows and the variance of the noise in D(h)."""
-    covariance = noise_covariance(estimator.shared)
-    n = sums[0].clamp_min(1)
-    product = sums[1] / n - noise * float(covariance[1, 2])
-    square = (sums[2] / n - noise * float(covariance[2, 2])).clamp_min(0)
+    covariance = noise_covariance(estimator.shared).to(sums)
+    product, square = sums[1:3] / sums[0].clamp_min(1)
+    product = product - noise * covariance[1, 2]
+    square = (square - noise * covariance[2, 2]).clamp_min(0)
     # Where there is more noise than slope nothing is known of their ratio, and it is one.
     product, square = product + CAUTION * noise, square + CAUTION * noise
     return torch.where(square > 0, product / square, 1).clamp(0.25, 4)
@@ -169,7 +171,7 @@ def _ratio(sums: Tensor, noise: Tensor, estimator: "Estimator") -> Tensor:
 def _moved(state: State, estimator: "Estimator") -> State:
     """Longer or shorter steps, after a round of trials."""
     h, spread, sums = state["step"], state["spread"], state["sums"]
-    order, covariance = estimator.order, noise_covariance(estimator.shared)
+    order, covariance = estimator.order, noise_covariance(estimator.shared).to(sums)
     n = sums[0].clamp_min(1)
     _, product, square, rest, *_ = sums / n
     # All inputs are seen through the same outputs. One whose noise looks different bends in some other way.
@@ -179,27 +181,28 @@ def _moved(state: State, estimator: "Estimator") -> State:
         measured = (sums[5] / sums[4] * h.square())[heard].median()
         noise = torch.lerp(measured, noise, PAST if float(state["round"]) > 0 else 0.0)
     share = noise / h.square()  # [d] of the square of D(h)
-    signal = product - share * float(covariance[1, 2]) > SIGNAL * share / 2 / n.sqrt()
+    signal = product - share * covariance[1, 2] > SIGNAL * share / 2 / n.sqrt()
     size = (square - share / 4).clamp_min(0)  # of slopes, squared
 
+    # What is left of D(h) - ratio·D(2h) is bending, and noise of known size. At the best step noise is `order` times
+    # the bending: that much of it is to be counted twice without consequences.
     ratio = _ratio(sums, share, estimator)
-    stretch = (1 / ratio - 1) / (2**order - 1)  # at h
-    # Of D(h) - ratio·D(2h) a part is noise. How much there is at the best step, for each part of bending, is known.
-    uncertain = share * (1 - 2 * ratio * float(covariance[1, 2]) + ratio.square() / 4)
+    uncertain = share * (1 - 2 * ratio * covariance[1, 2] + ratio.square() * covariance[2, 2])
     uncertain = uncertain * (ONE_SIDED - (ONE_SIDED - 1) * sums[4] / n)
-    at_best = order * float(1.25 - 2 * covariance[1, 2])
-    bending = (rest - DOUBT * uncertain).clamp_min(0) / ((2**order - 1) ** 2 - at_best * (DOUBT - 1))
+    at_best = order * (1 - 2 * covariance[1, 2] + covariance[2, 2])
+    bending = (rest - DOUBT * uncertain).clamp_min(0) / ((2**order - 1) ** 2 - (DOUBT - 1) * at_best)
+    stretch = (1 / ratio - 1) / (2**order - 1)  # of all slopes, at h
 
     factors = FACTORS.to(h.device)  # [25, 1]
     floor = FINEST * size
     stretched = stretch * factors**order
     error = (share + floor) / factors.square() + bending * factors ** (2 * order)
     error = (error + (HARM * stretched).square() * size) / (1 + stretched).clamp_min(0.05).square()
-    error = torch.where(stretched.abs() <= STRETCH, error, math.inf)
+    error = torch.where((stretched <= LONGER) & (stretched >= -SHORTER), error, math.inf)
     factor = torch.where(torch.isfinite(error).any(0), factors[error.argmin(0), 0], factors[0])
     factor = torch.where(share < floor, factor.clamp(max=1), factor)
 
     relative = (h * factor / spread).log()
     goal = relative[signal].median() if bool(signal.any()) else relative.new_zeros(())
     relative = torch.where(signal, relative, torch.lerp(relative, goal, 0.5))
-    return state | {"step": relative.clamp(max=0).exp() * spread, "noise": noise}
+    return state | {"step": relative.clamp(max=math.log(FARTHEST)).exp() * spread, "noise": noise}

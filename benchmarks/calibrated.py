@@ -1,0 +1,148 @@
+"""How close are the steps of a policy to the best? Closed-loop training on California Housing, under noise.
+
+    python benchmarks/calibrated.py             # everything, all cores
+    python benchmarks/calibrated.py 5-500-5     # only these boxes
+
+Read-in, box, read-out as in the demo; noise uniform on [0, X] on every output; three epochs, three seeds. In the last
+epoch the sign accuracy of each policy on its own trajectory is averaged. On the trajectory of `Calibrated`, 20 fixed
+steps from 1e-6 to 10 (times the scale of the input, where that is not 1) are tried as well, at every second step: the
+gap is what the best of them, chosen afterwards, has more.
+"""
+
+import multiprocessing
+import os
+import sys
+from typing import Any
+
+import torch
+from calibrated_boxes import SCALES, TUNED, UNSEEN, WEAK, make
+from record import save
+from torch import Tensor, nn
+
+from bondgrad import BlackBox, Step, sign_accuracy
+from bondgrad.data import california_housing
+from bondgrad.metrics import exact_vjp
+from bondgrad.networks import ffnn
+from bondgrad.policies import Bond, Calibrated, Fixed
+
+SEEDS, EPOCHS, BATCH, EVERY = (42, 63, 14), 3, 64, 2
+NOISE = (0.0, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
+FEWER = (0.0, 1e-3, 1e-1)
+GRID = torch.logspace(-6, 1, 20).tolist()
+METHODS = ("calibrated", "bond", "bond, told", "bond, auto")
+
+
+class FixedInUnits(Fixed):
+    """A fixed step, in units of each input."""
+
+    def __init__(self, step: float, unit: Tensor) -> None:
+        super().__init__(step)
+        self.unit = unit
+
+    def steps(self, state: Any, batch: Any, n: int, noise: float) -> Any:
+        """See `Policy.steps`."""
+        steps = super().steps(state, batch, n, noise)
+        return steps._replace(size=steps.size * self.unit)
+
+
+def train(name: str, x_noise: float, seed: int, method: str) -> dict[str, Any]:
+    """One run."""
+    torch.set_num_threads(1)
+    data = california_housing(seed)
+    torch.manual_seed(seed)
+    case = make(name)
+    read_in, read_out = ffnn([8, 100, 100, case.d], nn.ReLU), ffnn([case.d_out, 100, 100, 1])
+    unit = torch.ones(case.d) if case.scale is None else case.scale
+    random = torch.Generator().manual_seed(seed)
+
+    def box(x: Tensor) -> Tensor:
+        y = case.answers(x)
+        return y if x_noise == 0 else y + x_noise * torch.rand(y.shape, generator=random)
+
+    policy = Calibrated() if method == "calibrated" else Bond()
+    noise: Any = {"bond, told": x_noise or None, "bond, auto": "auto"}.get(method)
+    rest = {"structure": case.structure, "seed": seed}
+    layer = BlackBox(box, case.d, case.d_out, policy=policy, noise=noise, **rest)
+    grid = [BlackBox(box, case.d, case.d_out, policy=FixedInUnits(h, unit), **rest) for h in GRID]
+    signs: list[Tensor] = []
+    fixed: list[list[Tensor]] = []
+    own: list[Tensor] = []  # where the fixed steps were measured, too
+    number, last = 0, 0
+
+    def look(_: BlackBox, step: Step) -> None:
+        if number < last:
+            return
+        exact = exact_vjp(case.smooth, step.x, step.gy)
+        signs.append(sign_accuracy(step.g, exact))
+        if method == "calibrated" and number % EVERY == 0:
+            own.append(signs[-1])
+            fixed.append([sign_accuracy(gradient(other, step), exact) for other in grid])
+
+    layer.register_step_hook(look)
+    optimizer = torch.optim.Adam([*read_in.parameters(), *read_out.parameters()], lr=1e-3)
+    order = torch.Generator().manual_seed(seed)
+
+    def into_box(rows: Tensor) -> Tensor:
+        x = read_in(rows)
+        return (case.squash * torch.tanh(x) if case.squash else x) * unit
+
+    batches = -(-len(data.x_train) // BATCH)
+    last = (EPOCHS - 1) * batches
+    for _ in range(EPOCHS):
+        for rows in torch.randperm(len(data.x_train), generator=order).split(BATCH):
+            loss = nn.functional.huber_loss(read_out(layer(into_box(data.x_train[rows]))), data.y_train[rows])
+            optimizer.zero_grad()
+            (case.loss_scale * loss).backward()
+            optimizer.step()
+            number += 1
+    with torch.no_grad():
+        predicted = read_out(case.smooth(into_box(data.x_test)))
+        test_loss = float(nn.functional.huber_loss(predicted, data.y_test))
+    result: dict[str, Any] = {"box": name, "noise": x_noise, "seed": seed, "method": method, "test_loss": test_loss}
+    result["signs"] = 100 * float(torch.stack(signs).nanmean())
+    result["evaluations"] = layer.stats.evaluations
+    if fixed:
+        means = 100 * torch.tensor(fixed).nanmean(0)
+        result["best_fixed"], result["best_step"] = float(means.max()), GRID[int(means.argmax())]
+        result["gap"] = result["best_fixed"] - 100 * float(torch.stack(own).nanmean())
+    return result
+
+
+def gradient(layer: BlackBox, step: Step) -> Tensor:
+    """By another layer, at the same rows."""
+    with torch.enable_grad():
+        x = step.x.detach().requires_grad_()
+        return torch.autograd.grad(layer(x), x, step.gy)[0]
+
+
+def main() -> None:
+    """All runs, those that take longest first."""
+    boxes = sys.argv[1:] or [*TUNED, *UNSEEN, *SCALES, *WEAK]
+    runs = [
+        (name, noise, seed, method)
+        for name in sorted(boxes, key=lambda name: "50" not in name)
+        for noise in (FEWER if name in SCALES else NOISE)
+        for seed in SEEDS
+        for method in METHODS
+    ]
+    numbers = []
+    torch.multiprocessing.set_start_method("spawn")
+    with multiprocessing.Pool(os.cpu_count()) as pool:
+        for result in pool.imap_unordered(_run, runs):
+            numbers.append(result)
+            if "gap" in result:
+                print(
+                    f"{len(numbers):4d}/{len(runs)}  {result['box']:20s} {result['noise']:6.0e}  {result['seed']:3d}  "
+                    f"signs {result['signs']:7.3f}  gap {result['gap']:+.3f}  test loss {result['test_loss']:.3f}",
+                    flush=True,
+                )
+    numbers.sort(key=lambda n: runs.index((n["box"], n["noise"], n["seed"], n["method"])))
+    save("calibrated", numbers)
+
+
+def _run(run: tuple[str, float, int, str]) -> dict[str, Any]:
+    return train(*run)
+
+
+if __name__ == "__main__":
+    main()
