@@ -5,8 +5,8 @@
 
 Read-in, box, read-out as in the demo; noise uniform on [0, X] on every output; three epochs, three seeds. In the last
 epoch the sign accuracy of each policy on its own trajectory is averaged. On the trajectory of `Calibrated`, 20 fixed
-steps from 1e-6 to 10 (times the scale of the input, where that is not 1) are tried as well, at every second step: the
-gap is what the best of them, chosen afterwards, has more.
+steps from 1e-6 to 10 (times the scale of the input, where that is not 1) are tried as well, at every second step (every
+16th for 50 inputs): the gap is what the best of them, chosen afterwards, has more.
 """
 
 import multiprocessing
@@ -25,10 +25,12 @@ from bondgrad.metrics import exact_vjp
 from bondgrad.networks import ffnn
 from bondgrad.policies import Bond, Calibrated, Fixed
 
-SEEDS, EPOCHS, BATCH, EVERY = (42, 63, 14), 3, 64, 2
+SEEDS, EPOCHS, BATCH = (42, 63, 14), 3, 64
+ROWS = 40_000  # entries of gradients, about, with which a fixed step is judged
 NOISE = (0.0, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 FEWER = (0.0, 1e-3, 1e-1)
 GRID = torch.logspace(-6, 1, 20).tolist()
+KEY = ("box", "noise", "seed", "method")
 METHODS = ("calibrated", "bond", "bond, told", "bond, auto")
 
 
@@ -67,14 +69,14 @@ def train(name: str, x_noise: float, seed: int, method: str) -> dict[str, Any]:
     signs: list[Tensor] = []
     fixed: list[list[Tensor]] = []
     own: list[Tensor] = []  # where the fixed steps were measured, too
-    number, last = 0, 0
+    number, last, every = 0, 0, 1
 
     def look(_: BlackBox, step: Step) -> None:
         if number < last:
             return
         exact = exact_vjp(case.smooth, step.x, step.gy)
         signs.append(sign_accuracy(step.g, exact))
-        if method == "calibrated" and number % EVERY == 0:
+        if method == "calibrated" and number % every == 0:
             own.append(signs[-1])
             fixed.append([sign_accuracy(gradient(other, step), exact) for other in grid])
 
@@ -87,6 +89,7 @@ def train(name: str, x_noise: float, seed: int, method: str) -> dict[str, Any]:
         return (case.squash * torch.tanh(x) if case.squash else x) * unit
 
     batches = -(-len(data.x_train) // BATCH)
+    every = max(1, round(batches * BATCH * case.d / ROWS))
     last = (EPOCHS - 1) * batches
     for _ in range(EPOCHS):
         for rows in torch.randperm(len(data.x_train), generator=order).split(BATCH):
@@ -125,7 +128,7 @@ def main() -> None:
         for seed in SEEDS
         for method in METHODS
     ]
-    numbers = []
+    numbers: list[dict[str, Any]] = []
     torch.multiprocessing.set_start_method("spawn")
     with multiprocessing.Pool(os.cpu_count()) as pool:
         for result in pool.imap_unordered(_run, runs):
@@ -136,8 +139,8 @@ def main() -> None:
                     f"signs {result['signs']:7.3f}  gap {result['gap']:+.3f}  test loss {result['test_loss']:.3f}",
                     flush=True,
                 )
-    numbers.sort(key=lambda n: runs.index((n["box"], n["noise"], n["seed"], n["method"])))
-    save("calibrated", numbers)
+                save("calibrated", sorted(numbers, key=lambda n: runs.index(tuple(n[k] for k in KEY))))
+    save("calibrated", sorted(numbers, key=lambda n: runs.index(tuple(n[k] for k in KEY))))
 
 
 def _run(run: tuple[str, float, int, str]) -> dict[str, Any]:

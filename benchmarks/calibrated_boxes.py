@@ -1,4 +1,4 @@
-"""The boxes on which step policies are compared: networks, what is hard for steps, and three that nothing was tuned on."""
+"""Boxes on which step policies are compared: networks, weak spots, and three that nothing was tuned on."""
 
 import math
 from collections.abc import Callable
