@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from bondgrad.estimators import Estimator
 
 RUNGS = 9  # of the ladder at the start, each step four times the one before, the last as long as the spread
-AGREE = 0.5  # relative disagreement of two rungs from which on they say nothing
+AGREE = 0.2  # relative disagreement of two rungs from which on they say nothing
 ENOUGH = 1e-7  # and below which no better one is looked for
 TRIAL = 16  # rows
 ROUNDS = (1, 1, 2, 2, 3, 4, 6, 8)  # trials before a step changes: few at first, then more
@@ -24,7 +24,8 @@ CAUTION = 2.0  # times the noise that slopes must exceed before they are believe
 ONE_SIDED = 4.0  # times the noise, where one of two ends failed
 LONGER, SHORTER = 0.25, 0.1  # by which all slopes of an input may be stretched; a box that saturates tells too little
 HARM = 0.1  # of a stretch, compared with an error that differs from row to row
-FARTHEST = 1.5  # step, in units of the spread
+FARTHEST = 1.5  # step, in units of the spread; or in units of the usual step, where that is longer and all is calm:
+CALM, SOUND = 0.03, 0.8  # hardly any stretching, few failures
 FACTORS = torch.logspace(-2, 1, 25, base=2, dtype=torch.float32, device="cpu")[:, None]  # [25, 1] for one change
 PAST = 0.5  # its weight when noise or spread are measured again
 SUMS = 6  # see `_sums`
@@ -202,7 +203,11 @@ def _moved(state: State, estimator: "Estimator") -> State:
     factor = torch.where(torch.isfinite(error).any(0), factors[error.argmin(0), 0], factors[0])
     factor = torch.where(share < floor, factor.clamp(max=1), factor)
 
-    relative = (h * factor / spread).log()
-    goal = relative[signal].median() if bool(signal.any()) else relative.new_zeros(())
-    relative = torch.where(signal, relative, torch.lerp(relative, goal, 0.5))
-    return state | {"step": relative.clamp(max=math.log(FARTHEST)).exp() * spread, "noise": noise}
+    relative, farthest, goal = h * factor / spread, spread.new_tensor(FARTHEST), spread.new_ones(())
+    if bool(signal.any()):
+        goal = relative[signal].median()
+        calm = (stretch.abs() < CALM) & (sums[4] > SOUND * n)
+        if bool(calm[signal].float().mean() > 0.5):  # most inputs may go farther than they vary
+            farthest = farthest * (h / spread)[signal].median().clamp(min=1)
+    relative = torch.where(signal, relative, (relative * goal).sqrt())
+    return state | {"step": torch.minimum(relative, farthest) * spread, "noise": noise}
