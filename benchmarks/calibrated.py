@@ -9,9 +9,11 @@ steps from 1e-6 to 10 (times the scale of the input, where that is not 1) are tr
 16th for 50 inputs): the gap is what the best of them, chosen afterwards, has more.
 """
 
+import json
 import multiprocessing
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,7 +32,6 @@ ROWS = 40_000  # entries of gradients, about, with which a fixed step is judged
 NOISE = (0.0, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 FEWER = (0.0, 1e-3, 1e-1)
 GRID = torch.logspace(-6, 1, 20).tolist()
-KEY = ("box", "noise", "seed", "method")
 METHODS = ("calibrated", "bond", "bond, told", "bond, auto", "exact")
 
 
@@ -134,19 +135,31 @@ def main() -> None:
         for seed in SEEDS
         for method in METHODS
     ]
-    numbers: list[dict[str, Any]] = []
+    numbers: list[dict[str, Any]] = [n for n in earlier() if n["box"] not in boxes]
     torch.multiprocessing.set_start_method("spawn")
     with multiprocessing.Pool(os.cpu_count()) as pool:
-        for result in pool.imap_unordered(_run, runs):
+        for done, result in enumerate(pool.imap_unordered(_run, runs), 1):
             numbers.append(result)
             if "gap" in result:
                 print(
-                    f"{len(numbers):4d}/{len(runs)}  {result['box']:20s} {result['noise']:6.0e}  {result['seed']:3d}  "
+                    f"{done:4d}/{len(runs)}  {result['box']:20s} {result['noise']:6.0e}  {result['seed']:3d}  "
                     f"signs {result['signs']:7.3f}  gap {result['gap']:+.3f}  test loss {result['test_loss']:.3f}",
                     flush=True,
                 )
-                save("calibrated", sorted(numbers, key=lambda n: runs.index(tuple(n[k] for k in KEY))))
-    save("calibrated", sorted(numbers, key=lambda n: runs.index(tuple(n[k] for k in KEY))))
+                save("calibrated", in_order(numbers))
+    save("calibrated", in_order(numbers))
+
+
+def in_order(numbers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """By box, noise, seed and method."""
+    boxes = [*TUNED, *UNSEEN, *SCALES, *WEAK]
+    return sorted(numbers, key=lambda n: (boxes.index(n["box"]), n["noise"], SEEDS.index(n["seed"]), n["method"]))
+
+
+def earlier() -> list[dict[str, Any]]:
+    """What was measured before, of other boxes."""
+    path = Path(__file__).parent.parent / "results" / "calibrated.json"
+    return json.loads(path.read_text())["numbers"] if path.exists() else []
 
 
 def _run(run: tuple[str, float, int, str]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bondgrad._device import look_is_free
-from bondgrad._forward import Recall
+from bondgrad._forward import Recall, new_seed
 from bondgrad._memory import Snapshots
 from bondgrad.estimators import Evaluate, Site
 from bondgrad.structure import Structure
@@ -68,7 +68,7 @@ class Asking:
     def again(self) -> Tensor:
         """The box at the rows themselves, [B, W_out], asked anew."""
         everything = torch.arange(len(self.x), device=self.x.device)
-        return self._ask(0)(self.x[:, None].clone(), everything).squeeze(1)
+        return self._ask(0)(self.x[:, None, None].clone(), everything).flatten(1)
 
     def heard(self, structure: Structure, gy: Tensor) -> Tensor:
         """The norm of the loss's gradient gy [B, W_out] at the outputs that speak for an input: [B, W], or [B, 1]."""
@@ -188,9 +188,14 @@ class Asking:
         def ask(points: Tensor, rows: slice | Tensor) -> Tensor:
             shape = points.shape[:-1]
             nearby = tuple(t[rows].repeat_interleave(shape[1:].numel(), 0) for t in beside)
-            return evaluator.answers(function, points.view(-1, points.shape[-1]), nearby).view(*shape, -1)
+            return evaluator.answers(function, points.reshape(-1, points.shape[-1]), nearby).view(*shape, -1)
 
-        return ask
+        def ask_each_end(points: Tensor, rows: slice | Tensor) -> Tensor:
+            """With the same random numbers at both ends of a move: their noise is gone from the difference."""
+            new_seed(self.layer)
+            return torch.stack([ask(end, rows).clone() for end in points.unbind(-2)], -2)
+
+        return ask if function.seed_position is None else ask_each_end
 
     def _ask_one_by_one(self, points: Tensor, _: slice | Tensor) -> Tensor:
         """For a box that keeps its state to itself, and is therefore asked about all rows, one move at a time."""

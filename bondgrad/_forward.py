@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # What a box remembered before the first time step of its sequences, and before later ones: (time step, memory).
 Recall = tuple[tuple[int, Any], ...]
 NOTHING: Recall = ()
+SEEDS_APART = 1_000_003  # a prime, lest layers with seeds in a row give out the same ones
 
 
 class Pass(NamedTuple):
@@ -69,6 +70,7 @@ def _ask(
     """See `evaluate`: the box is called, and the other processes are asked."""
     home = layer._function.home(x.device)
     rows = (x, *context) if home == x.device else tuple(t.to(home) for t in (x, *context))
+    new_seed(layer)
     with arithmetic(layer.full_precision, home, autocast):
         inside = arguments.inside(layer.limits, rows[0])
         if layer.memory is None:
@@ -86,6 +88,14 @@ def _ask(
     part, new_state = policy_state.ranks.exchange(group, layer.policy, layer.estimator, state, at)
     policy_state.write(new_state)
     return y, Pass(part, recall)
+
+
+def new_seed(layer: "BlackBox") -> None:
+    """For the next calls of a box that takes one. In eval mode it is always the same."""
+    if layer._function.seed_position is not None:
+        schedule, seed = layer.policy_state.schedule, layer.policy_state.random.seed
+        schedule.seeds += layer.training
+        layer._function.seed = (seed + SEEDS_APART * schedule.seeds) % 2**31
 
 
 def _call(layer: "BlackBox", function: Callable[..., Tensor], x: Tensor, rows: tuple[Tensor, ...]) -> Tensor:

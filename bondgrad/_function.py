@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from bondgrad._interfaces import Interface, find_interfaces
+from bondgrad._interfaces import Interface, find_interfaces, seed_position
 from bondgrad.errors import BoxError
 
 CPU = torch.device("cpu")
@@ -43,6 +43,8 @@ class RowFunction:
         self.time_features, self.memory = time_features, memory
         self.out_features = out_features  # None until the first answer
         self.interfaces = find_interfaces(fn)  # to be tried in this order; one, once it is known
+        self.seed: int | None = None  # of the next calls; None: the function takes none
+        self.seed_position = seed_position(fn)
         self.rounding = 0.0  # of the answers, in their own precision
         self.dtype = torch.float32  # of the answers, if it is not that of the rows
         # Where a module keeps its parameters and buffers: dictionaries and keys, since the tensors may be replaced.
@@ -199,10 +201,12 @@ class RowFunction:
         self.evaluations += points.shape[0]
         x = points if self.time_features is None else points.view(len(points), -1, self.time_features)
         arrays: list[Any] = [x, *rows] if interface == "torch" else [t.cpu().numpy() for t in (x, *rows)]
-        if self.memory is None:
+        if self.memory is not None:
+            first = len(arrays) - self.memory.spec.num_leaves
+            arrays = [arrays[0], tree_unflatten(arrays[first:], self.memory.spec), *arrays[1:first]]
+        if self.seed is None or (self.seed_position or 0) < len(arrays):  # a context stands there
             return self.fn(*arrays)
-        first = len(arrays) - self.memory.spec.num_leaves
-        return self.fn(arrays[0], tree_unflatten(arrays[first:], self.memory.spec), *arrays[1:first])
+        return self.fn(*arrays, seed=self.seed)
 
     def _checked(self, answer: object, points: Tensor) -> Tensor:
         name = describe(self.fn)

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import Any, Literal
@@ -38,6 +39,20 @@ def find_interfaces(fn: Callable[..., Any]) -> tuple[Interface, ...]:
     libraries = {library_of(value) for value in referenced_values(function, code)}
     # Code that names both takes tensors and converts.
     return ("numpy", "torch") if "numpy" in libraries and "torch" not in libraries else ("torch", "numpy")
+
+
+def seed_position(fn: Callable[..., Any]) -> float | None:
+    """Where among its arguments fn takes a parameter called `seed`; infinity, if by name only; None: it takes none."""
+    try:
+        parameters = inspect.signature(fn.forward if isinstance(fn, nn.Module) else fn).parameters
+    except (ValueError, TypeError):
+        return None
+    for position, (name, parameter) in enumerate(parameters.items()):
+        if name == "seed" and parameter.kind is parameter.KEYWORD_ONLY:
+            return math.inf
+        if name == "seed" and parameter.kind is parameter.POSITIONAL_OR_KEYWORD and position > 0:
+            return position
+    return None
 
 
 def referenced_values(function: Any, code: CodeType) -> Iterator[object]:  # noqa: ANN401

@@ -70,6 +70,7 @@ class Schedule:
         self.credit = 0  # evaluations in them
         self.price = 0  # evaluations that the last trial cost
         self.noise = 0.0  # half-width of the noise on the outputs as measured; 0: not known yet
+        self.seeds = 0  # given to the box, if it takes them
 
     def due(self, share: float) -> bool:
         """Whether to try the box out in the next step."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 FIRST_ROWS, ROWS = 8, 16
 MEASURING = 0.01  # of the evaluations of training, for noise="auto"
+RANDOM = 8  # times as rough as random noise makes them may differences seem, before something else is suspected
 CHANGED = 1.25  # factor of the measured noise that is worth a change; a captured step has to be captured anew then
 
 
@@ -117,7 +118,11 @@ def learn(layer: "BlackBox", trial: Trial, y: Tensor, asked: int) -> None:
     schedule = layer.policy_state.schedule
     vitals = examine(trial, y, layer.estimator)
     layer.health.watch(vitals)
-    noise = math.sqrt(3) * max(vitals.noise, vitals.rough)  # half-width of a uniform distribution of that deviation
+    # Answers that differ say it best: differences may be rough since steps are too long. But noise that both ends of a
+    # move have in common does no harm, and rounded answers are all alike.
+    random = layer._function.seed_position is None and vitals.noise * RANDOM > vitals.rough
+    deviation = vitals.noise if random else vitals.rough
+    noise = math.sqrt(3) * deviation  # half-width of a uniform distribution
     if schedule.trials > 0 and schedule.noise > 0 and noise > 0:
         noise = math.sqrt(noise * schedule.noise)
     if math.isfinite(noise) and not 1 / CHANGED < noise / (schedule.noise or math.inf) < CHANGED:

@@ -48,8 +48,8 @@ class BlackBox(nn.Module):
 
     Args:
         fn: Maps rows to rows, [N, in_features] -> [N, out_features], as torch tensors or as numpy arrays; after x it is
-            given the rows of any `context`. An nn.Module is registered, frozen (`requires_grad_(False)`) and kept in
-            eval mode.
+            given the rows of any `context`, and if it has a parameter `seed`, a number, the same for both ends of a
+            move. An nn.Module is registered, frozen (`requires_grad_(False)`) and kept in eval mode.
         in_features: Width of x.
         out_features: Width of the answer. None: learnt from the first call.
         estimator: "central" (BOND), "forward", "simultaneous" (BONDS), or an instance from `bondgrad.estimators`.
@@ -65,9 +65,8 @@ class BlackBox(nn.Module):
             `fn.structure`, or "dense".
         state: For a box with memory, fn(x, state, *context) -> (y, state): the state it begins with, tensors [N, ...]
             with one entry per row, or [1, ...]. The forward pass moves it on, the backward pass starts from what it
-            was.
-            Evaluation mode has a state of its own, which begins anew whenever that mode is entered. An fn with methods
-            `snapshot()` and `restore(snapshot)` keeps its own state instead, and is recognised.
+            was. Evaluation mode has a state of its own, which begins anew whenever that mode is entered. An fn with
+            methods `snapshot()` and `restore(snapshot)` keeps its own state instead, and is recognised.
         evaluator: Where rows are evaluated. None: `evaluators.Local()`, in this process.
         on_failure: When a perturbed row comes back non-finite: "degrade" uses what is left (the other side of the pair,
             or nothing: a zero) for its entry of the gradient and warns once, on an accelerator when `stats` is read;
@@ -225,15 +224,15 @@ class BlackBox(nn.Module):
         """Whether the next training step has to run as Python, since a captured one would miss something.
 
         So it is before the function is known, where it or the layer looks at values (numpy, `on_failure="raise"`, a
-        look at the structure, a trial), where the function keeps a state to itself, while several processes exchange
-        what they learn, and in eval mode, which always draws the same random numbers.
+        look at the structure, a trial), where the function keeps a state to itself or takes a seed, while several
+        processes exchange what they learn, and in eval mode, which always draws the same random numbers.
         """
         function = self._function
         known = function.out_features is not None and function.interfaces == ("torch",)
         memory = self.memory
         remembering = memory is not None and (not isinstance(memory, Carried) or memory.places(self.training) is None)
         looking = remembering or (self.findings is not None and self.findings.due())
-        looking |= trial_due(self)
+        looking |= trial_due(self) or function.seed_position is not None
         exchanging = self.policy_state.ranks.last is not None
         return not known or looking or exchanging or not self.training or self.on_failure == "raise"
 

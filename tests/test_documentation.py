@@ -8,19 +8,20 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-README, PYTORCH, STRUCTURE, PROBE = (
+README, PYTORCH, STRUCTURE, PROBE, STEPS = (
     re.findall(r"```python\n(.*?)```", (ROOT / path).read_text(), re.DOTALL)
-    for path in ("README.md", "docs/pytorch.md", "docs/structure.md", "docs/probe.md")
+    for path in ("README.md", "docs/pytorch.md", "docs/structure.md", "docs/probe.md", "docs/steps.md")
 )
 
 
 def test_the_code_in_the_documents_runs():
-    assert (len(README), len(PYTORCH), len(STRUCTURE), len(PROBE)) == (2, 2, 4, 1)
+    assert [len(blocks) for blocks in (README, PYTORCH, STRUCTURE, PROBE, STEPS)] == [2, 2, 4, 1, 2]
     names = {}
-    for block in README + PYTORCH + STRUCTURE + PROBE:  # one after the other, as a reader would
+    for block in README + PYTORCH + STRUCTURE + PROBE + STEPS:  # one after the other, as a reader would
         exec(block, names)  # noqa: S102
     assert names["read_in"].weight.grad.abs().max() > 0
     assert names["box"].policy is not None
+    assert names["check"].right
     assert names["report"].verdict.startswith("deterministic, smooth, float32")
 
 

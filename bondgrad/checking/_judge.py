@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bondgrad._slopes import JITTER, SHORTEST, Slopes
+from bondgrad.checking._slopes import JITTER, SHORTEST, Slopes
 
 COPIES = 4  # of every measurement, to begin with
 GRADIENTS = 8  # to begin with; they may scatter between two values, as those of forward differences do

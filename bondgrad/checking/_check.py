@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from bondgrad import _arguments as arguments
-from bondgrad._diagnosis import percent, problems
-from bondgrad._slopes import Slopes, called, rungs
-from bondgrad._trial import COPIES, GRADIENTS, Trial
+from bondgrad.checking._diagnosis import percent, problems
+from bondgrad.checking._judge import COPIES, GRADIENTS, Trial
+from bondgrad.checking._slopes import Slopes, called, rungs
 
 ROWS = 16  # of x that are looked at
 INSIDE = 0.05  # of the range between limits: rows closer to them are moved away, to have room on both sides

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import torch
 
-from bondgrad._trial import Evidence
+from bondgrad.checking._judge import Evidence
 
 MOST = 8  # inputs that are spoken of
 CLOSE = 0.2  # relative difference of a gradient from another one that it looks like

@@ -1,0 +1,5 @@
+"""Is this gradient right?"""
+
+from bondgrad.checking._check import Check, check
+
+__all__ = ["Check", "check"]

@@ -1,0 +1,106 @@
+"""Boxes that take a seed: the same random numbers at both ends of a move."""
+
+import io
+
+import pytest
+import torch
+from torch import nn
+
+import bondgrad
+from bondgrad import BlackBox
+
+
+def noise(x, seed):
+    return torch.randn(len(x), x.shape[1], generator=torch.Generator().manual_seed(seed)).to(x)
+
+
+def simulate(x, seed):
+    return torch.sin(x) + noise(x, seed)
+
+
+def by_name(x, *, seed):
+    return simulate(x, seed)
+
+
+def with_a_default(x: torch.Tensor, seed: int = 0):
+    return simulate(x, seed)
+
+
+def in_numpy(x, seed):
+    import numpy as np
+
+    return np.sin(x) + np.random.default_rng(seed).standard_normal(x.shape)
+
+
+class Simulator(nn.Module):
+    def forward(self, x, seed):
+        return simulate(x, seed)
+
+
+def gradient(layer, x):
+    x = x.clone().requires_grad_()
+    return torch.autograd.grad(layer(x).sum(), x)[0]
+
+
+@pytest.mark.parametrize(
+    "fn", [simulate, by_name, with_a_default, in_numpy, Simulator()], ids=lambda fn: getattr(fn, "__name__", "module")
+)
+@pytest.mark.parametrize("estimator", ["central", "simultaneous"])
+@pytest.mark.parametrize("max_rows", [None, 3])
+def test_noise_is_gone_from_differences(fn, estimator, max_rows):
+    layer = BlackBox(fn, 4, estimator=estimator, evaluator=bondgrad.evaluators.Local(max_rows), seed=0)
+    x = torch.randn(8, 4, dtype=torch.float64)
+    for _ in range(3):
+        g = gradient(layer, x)
+    if estimator == "central":
+        assert torch.allclose(g, x.cos(), atol=1e-3)
+    assert g.abs().max() < 100  # with noise of 1 over steps of 1e-5 it would be thousands
+
+
+def test_forward_passes_differ():
+    layer = BlackBox(simulate, 4, seed=0)
+    x = torch.zeros(8, 4)
+    first, second = layer(x), layer(x)
+    assert not torch.equal(first, second)
+    layer.eval()
+    assert torch.equal(layer(x), layer(x))
+
+
+def test_a_context_may_stand_in_its_place():
+    asked = []
+
+    def fn(x, seed):
+        asked.append(seed)
+        return x * seed
+
+    layer = BlackBox(fn, 2)
+    layer(torch.ones(3, 2), torch.full((3, 1), 2.0))
+    assert asked[-1].shape == (3, 1)
+
+
+def test_training_resumes_bit_for_bit():
+    x = torch.randn(5, 8, 4, dtype=torch.float64)
+    layer = BlackBox(simulate, 4, policy="calibrated", seed=1)
+    for rows in x[:2]:
+        gradient(layer, rows)
+    file = io.BytesIO()
+    torch.save(layer.state_dict(), file)
+    file.seek(0)
+    other = BlackBox(simulate, 4, policy="calibrated", seed=2)
+    other.load_state_dict(torch.load(file))
+    for rows in x[2:]:
+        assert torch.equal(gradient(layer, rows), gradient(other, rows))
+
+
+def test_steps_are_made_for_what_is_left_of_the_noise():
+    layer = BlackBox(simulate, 4, policy="calibrated", seed=0)
+    for _ in range(20):
+        gradient(layer, torch.randn(32, 4))
+    assert layer.policy_state.step.max() < 0.3
+    assert layer.policy_state.schedule.noise < 1e-3
+
+
+def test_a_step_with_seeds_is_not_captured():
+    layer = BlackBox(simulate, 4, 4)
+    gradient(layer, torch.randn(3, 4))
+    assert layer.due()
