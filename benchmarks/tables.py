@@ -230,7 +230,7 @@ interferometer, the enzymes and the oscillators.
 More evaluations than `Bond` over these three epochs: {extra}.
 
 Scales of inputs and loss, rounded outputs, and weak spots. Where a function is monotonic in an input (exp(5x), and the
-pendulum, whose pushes saturate), the longest steps have the most right signs, however wrong their slopes: such steps are
+pendulum, whose pushes saturate), the longest steps have the most right signs, however wrong their slopes: such are
 not taken. With one decimal, noise falls more slowly with the step than noise should, and steps stay too short.
 
 {gaps_elsewhere}
