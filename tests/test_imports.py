@@ -9,7 +9,7 @@ import bondgrad
 
 PACKAGE = Path(bondgrad.__file__).parent
 LIBRARY = {"graphs", "box", "policies", "estimators", "structure", "evaluators", "probing", "baselines", "testing"}
-LIBRARY |= {"metrics", "errors"}  # beside private modules, whose names start with _
+LIBRARY |= {"metrics", "errors", "checking"}  # beside private modules, whose names start with _
 EXTRAS = ("typer", "rich", "matplotlib", "yaml", "safetensors", "networkx", "tensorboard", "pytest", "hypothesis")
 
 

@@ -2,6 +2,7 @@
 
 import io
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -27,8 +28,6 @@ def with_a_default(x: torch.Tensor, seed: int = 0):
 
 
 def in_numpy(x, seed):
-    import numpy as np
-
     return np.sin(x) + np.random.default_rng(seed).standard_normal(x.shape)
 
 
@@ -42,9 +41,10 @@ def gradient(layer, x):
     return torch.autograd.grad(layer(x).sum(), x)[0]
 
 
-@pytest.mark.parametrize(
-    "fn", [simulate, by_name, with_a_default, in_numpy, Simulator()], ids=lambda fn: getattr(fn, "__name__", "module")
-)
+BOXES = {"in order": simulate, "by name": by_name, "default": with_a_default, "numpy": in_numpy, "module": Simulator()}
+
+
+@pytest.mark.parametrize("fn", BOXES.values(), ids=BOXES)
 @pytest.mark.parametrize("estimator", ["central", "simultaneous"])
 @pytest.mark.parametrize("max_rows", [None, 3])
 def test_noise_is_gone_from_differences(fn, estimator, max_rows):
