@@ -69,6 +69,8 @@ def _differentiate(
     ranks, joint_rows, first, sums, _ = how.forward.part
     batch = Batch(rows, generator, joint_rows or rows.shape[0], first, None if sums is None else sums.to(x.device))
     begins = policy.share > 0 and schedule.trials == 0
+    if policy.share > 0 and ranks > 1:  # what all processes have begun with may not have been exchanged yet
+        begins = not float(next(iter(state.values())).amin()) > 0
     trying = how.training and not capturing and trial_due(layer)
     tries = Tries(asking, structure, gy, batch) if begins or trying else None
     asked = layer._function.evaluations
@@ -77,6 +79,7 @@ def _differentiate(
             raise BoxError("a policy that measures its steps has to run once before it is captured: use GraphedStep")
         assert tries is not None
         state = policy.start(state, tries.first())
+        trying &= tries.heard  # else it begins anew at the next step
     steps = policy.steps(state, batch, estimator.draws, noise)
     before = layer._function.evaluations
     delta = moves(x, steps.size, steps.sign)

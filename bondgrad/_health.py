@@ -48,7 +48,9 @@ def examine(trial: Trial, y: Tensor, estimator: Estimator) -> Vitals:
     noise = trial._replace(slopes=slopes / scale).noise(estimator.order, estimator.shared)
     share = (noise.sum(0) / n).nanmedian()
     rough = scale * (noise * trial.step.square()).sum(0).div(n).nanmedian().sqrt()
-    agreement = (one * two).sum() / (one * two).norm().clamp_min(torch.finfo(y.dtype).tiny)
+    # Noise alone would give products of the mean square that the noise itself has, half as much at twice the step.
+    by_chance = (noise.sum(0) / n / 2).clamp_min(torch.finfo(y.dtype).tiny)  # [d]
+    agreement = ((one * two).sum(0) / by_chance).nansum() / n.sum().sqrt()
     numbers = torch.stack(
         (
             (change.abs() > rounding).any().double(),

@@ -35,6 +35,7 @@ class Tries:
 
     def __init__(self, asking: Asking, structure: Structure, gy: Tensor, batch: Batch) -> None:
         self.asking, self.structure, self.gy = asking, structure, gy
+        self.heard = False  # whether the box gave any answer when a first step was looked for
         self.spread = spread_of(batch.x, batch.sums, batch.rows)  # [d]
         if asking.low is not None and asking.high is not None:
             room = (asking.high - asking.low)[: len(self.spread)] / 4  # where a step can be doubled, in most places
@@ -47,7 +48,13 @@ class Tries:
         # Any directions will do, if only they are the same at every step.
         generator = torch.Generator("cpu").manual_seed(0)
         sign = torch.empty(shape, device="cpu").uniform_(-1, 1, generator=generator).to(part.rows)
-        return First(self.spread, lambda h: part.slopes(h.expand(shape), sign)[0])
+
+        def slopes(h: Tensor) -> Tensor:
+            measured = part.slopes(h.expand(shape), sign)[0]
+            self.heard |= bool(torch.isfinite(measured).any())
+            return measured
+
+        return First(self.spread, slopes)
 
     def trial(self, slopes: Tensor, steps: Steps) -> Trial:
         """After slopes [B, W] were measured with these steps: some of them with other steps as well."""
@@ -56,7 +63,7 @@ class Tries:
         half, sound = part.slopes(size / 2, sign)
         twice, also = part.slopes(size * 2, sign)
         step = size[0] if len(size) == 1 else size.square().mean(0).sqrt()
-        slopes = torch.stack((half, part.scaled(slopes[part.which]), twice))
+        slopes = torch.stack((half, part.scaled(slopes[part.which] / part.size), twice))
         return Trial(self.spread, step, slopes, sound & also, part.asking.again() - part.asking.y)
 
 
@@ -69,17 +76,19 @@ class _Part:
         count = batch if whole.whole else min(batch, max(1, wanted * d // width))
         self.which = torch.arange(count, device=whole.x.device) * batch // count
         self.asking, self.structure = whole.part(self.which), tries.structure
-        self.gy = tries.gy[self.which]
+        gy = tries.gy[self.which]
+        self.size = gy.abs().amax(1, keepdim=True)  # [r, 1], taken out first, lest squares overflow
+        self.gy = gy / self.size  # not finite where gy is zero: nothing can be learnt there
         self.rows = self.asking.x.reshape(-1, d)  # [r, d]
-        self.scale = self.asking.heard(self.structure, self.gy)
+        self.norm = self.asking.heard(self.structure, self.gy)
 
     def of(self, t: Tensor) -> Tensor:
         """Of something about all rows, [n, B·T, d]: [n, r, d]."""
         return t.reshape(len(t), -1, self.asking.x.shape[1])[:, self.which].view(len(t), *self.rows.shape)
 
     def scaled(self, slopes: Tensor) -> Tensor:
-        """Slopes for a loss gradient of norm 1, [r, d]. Not finite where it is zero: nothing can be learnt there."""
-        return (slopes / self.scale).reshape(self.rows.shape)
+        """From slopes [b, W] for `gy`, those [r, d] for a loss gradient of norm 1."""
+        return (slopes / self.norm).reshape(self.rows.shape)
 
     def slopes(self, size: Tensor, sign: Tensor) -> tuple[Tensor, Tensor]:
         """At steps of that size [n, r, d]: [r, d], and which of them had all their evaluations."""
