@@ -8,6 +8,7 @@ from torch import Tensor
 
 from bondgrad._device import look_is_free
 from bondgrad._function import RowFunction
+from bondgrad._health import Vitals
 from bondgrad.errors import BoxError
 from bondgrad.policies import Steps
 
@@ -22,6 +23,7 @@ class Stats(NamedTuple):
     lower: Tensor | None  # [d] the last step's bounds as the policy's formulas gave them, before any cap
     upper: Tensor | None  # [d]
     step: Tensor | None  # [d] mean size of the last step's perturbations, before limits
+    vitals: Vitals | None = None  # what the last trial said of the box, where there are trials
 
 
 class Step(NamedTuple):
@@ -58,7 +60,7 @@ class Trace:
         if look_is_free(count.device):
             self._warn(int(count))
 
-    def stats(self, function: RowFunction) -> Stats:
+    def stats(self, function: RowFunction, vitals: Vitals | None) -> Stats:
         """All there is to see, and the warning if it has not come yet."""
         last, failures = self.last, sum(int(count) for count in self._failures.values())
         self._warn(failures)
@@ -70,6 +72,7 @@ class Trace:
             lower=None if last is None else last.lower.cpu().expand(last.size.shape[2]),
             upper=None if last is None else last.upper.cpu(),
             step=None if last is None else last.size.mean((0, 1)).cpu(),
+            vitals=vitals,
         )
 
     def _warn(self, failures: int) -> None:

@@ -268,7 +268,7 @@ class BlackBox(nn.Module):
     @property
     def stats(self) -> Stats:
         """Counters since construction, and the last step's perturbations. Not part of the state."""
-        return self._trace.stats(self._function)
+        return self._trace.stats(self._function, self.health.last)
 
     def standard_error(self, step: Step) -> Tensor:
         """What noise does to the gradient that a step hook was just given: the standard deviation of each entry.

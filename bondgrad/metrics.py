@@ -87,6 +87,8 @@ class TensorBoard:
             stats = box.stats
             values = {name: getattr(stats, name) for name in ("calls", "evaluations", "failures", "seconds")}
             values |= {name: float(getattr(stats, name).mean()) for name in ("lower", "upper", "step")}
+            if stats.vitals is not None:
+                values |= {name: float(value) for name, value in stats.vitals._asdict().items()}
             if self.exact is not None:
                 values["sign_accuracy"] = float(sign_accuracy(step.g, exact_vjp(self.exact, step.x, step.gy)))
             for name, value in values.items():
