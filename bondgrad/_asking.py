@@ -75,8 +75,11 @@ class Asking:
         d = self.layer.in_features
         time = self.x.shape[1] // d
         groups = structure.windows(d, gy.shape[1] // time, time, [0])[0].groups
-        square = gy.square()
-        return (square.sum(1, keepdim=True) if groups is None else groups.total(square)).sqrt()
+        largest = (
+            gy.abs().amax(1, keepdim=True).clamp_min(torch.finfo(gy.dtype).tiny)
+        )  # lest squares over- or underflow
+        square = (gy / largest).square()
+        return (square.sum(1, keepdim=True) if groups is None else groups.total(square)).sqrt() * largest
 
     def tried(self, structure: Structure, gy: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
         """As `slopes`; and [B, W] which of them had all their evaluations."""

@@ -107,7 +107,9 @@ class Health:
                 "the box's outputs do not change at all when its inputs are moved: the network before it learns "
                 "nothing. Do the inputs reach it, and is it within the range where it answers?"
             )
-        elif all(v.signal < CERTAIN and not v.dead for v in lately):
+        elif all(
+            v.signal < CERTAIN and v.drowned > 1 and not v.dead for v in lately
+        ):  # few rows are not certain either
             self._say(
                 "there is no signal in the gradient: differences are nothing but noise "
                 f"({now.noise or now.rough:.2g} on the outputs). The network before the box learns nothing; average "
@@ -121,7 +123,7 @@ class Health:
             )
 
     def _say(self, message: str) -> None:
-        kind = message[:40]
+        kind = message[:20]  # before any number in it
         if kind not in self._said:
             self._said.add(kind)
             warnings.warn(message, stacklevel=2)
