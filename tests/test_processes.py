@@ -148,7 +148,29 @@ def what_programs_do(rank, folder):
     finish(rank, folder)
 
 
-@pytest.mark.parametrize("program", [every_variant, what_programs_do])
+def calibrated(rank, folder):
+    """Policies that try the box out stay equal, whatever data they see."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    for estimator in (Central(), Forward(), Simultaneous(2)):
+        model = make_model({"dtype": torch.float64}, policy="calibrated", estimator=estimator)
+        box, ddp = model[1], DistributedDataParallel(model)
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+        for x in torch.randn(30, 6 + 3 * rank, 8, generator=torch.Generator().manual_seed(rank)).double():
+            optimizer.zero_grad()
+            ddp(x).square().mean().backward()
+            optimizer.step()
+        box.exchange()
+        states = [None, None]
+        dist.all_gather_object(states, {name: buffer.tolist() for name, buffer in box.policy_state.named_buffers()})
+        assert states[0] == states[1], estimator
+        assert all(torch.isfinite(buffer).all() for buffer in box.policy_state.buffers()), estimator
+        assert (box.policy_state.step > 0).all(), estimator
+        assert box.policy_state.round > 1, estimator
+    finish(rank, folder)
+
+
+@pytest.mark.parametrize("program", [every_variant, what_programs_do, calibrated])
 def test_programs(program):
     with tempfile.TemporaryDirectory() as folder:
         spawn(program, (folder,), ranks=2)
