@@ -75,9 +75,8 @@ class Asking:
         d = self.layer.in_features
         time = self.x.shape[1] // d
         groups = structure.windows(d, gy.shape[1] // time, time, [0])[0].groups
-        largest = (
-            gy.abs().amax(1, keepdim=True).clamp_min(torch.finfo(gy.dtype).tiny)
-        )  # lest squares over- or underflow
+        # Relative to the largest, lest the squares over- or underflow.
+        largest = gy.abs().amax(1, keepdim=True).clamp_min(torch.finfo(gy.dtype).tiny)
         square = (gy / largest).square()
         return (square.sum(1, keepdim=True) if groups is None else groups.total(square)).sqrt() * largest
 

@@ -24,7 +24,7 @@ class Vitals(NamedTuple):
     alike: bool  # whether it gave the same answers to the same questions
     noise: float  # standard deviation of its answers to them
     rough: float  # standard deviation of its outputs that differences show, random or not
-    signal: float  # how far slopes at one step tell those at another, in standard deviations
+    signal: float  # how far slopes at one step tell those at another, in standard deviations; of few rows never far
     drowned: float  # part of the slopes' square that is noise
     at_limit: float  # part of the inputs whose steps are as long as they may be
     dead: bool  # whether nothing changed at all
@@ -107,9 +107,7 @@ class Health:
                 "the box's outputs do not change at all when its inputs are moved: the network before it learns "
                 "nothing. Do the inputs reach it, and is it within the range where it answers?"
             )
-        elif all(
-            v.signal < CERTAIN and v.drowned > 1 and not v.dead for v in lately
-        ):  # few rows are not certain either
+        elif all(v.signal < CERTAIN and v.drowned > 1 and not v.dead for v in lately):
             self._say(
                 "there is no signal in the gradient: differences are nothing but noise "
                 f"({now.noise or now.rough:.2g} on the outputs). The network before the box learns nothing; average "

@@ -145,7 +145,8 @@ def test_quantised_outputs_get_steps_that_are_long_enough():
 
 @pytest.mark.parametrize("estimator", ["central", "forward", "simultaneous"])
 @pytest.mark.parametrize(
-    ("loss", "y_unit", "x_unit"), [(20, 0, 0), (-20, 0, 0), (0, 13, 0), (0, -13, 0), (0, 0, 10), (0, 0, -10)]
+    ("loss", "y_unit", "x_unit"),
+    [(20, 0, 0), (-20, 0, 0), (0, 13, 0), (0, -13, 0), (0, 80, 0), (0, -80, 0), (0, 0, 10), (0, 0, -10)],
 )
 def test_units_do_not_matter(loss, y_unit, x_unit, estimator):
     def steps(loss, y_unit, x_unit):
@@ -156,6 +157,24 @@ def test_units_do_not_matter(loss, y_unit, x_unit, estimator):
         return scaled.policy_state.step / x_unit
 
     assert torch.allclose(steps(2.0**loss, 2.0**y_unit, 2.0**x_unit), steps(1, 1, 1), rtol=1e-6, atol=0)
+
+
+def test_nor_do_they_where_rows_are_alike():
+    def steps(x_unit):
+        layer = layer_of(noisy(lambda x: waves(x / x_unit), 1e-4))
+        for _, gy in problems(40):
+            gradient(layer, torch.full((len(gy), D), 0.3 * x_unit).double(), gy)
+        return layer.policy_state.step / x_unit
+
+    assert torch.allclose(steps(2.0**-21), steps(1), rtol=1e-6, atol=0)
+
+
+def test_a_loss_may_shrink_in_training():
+    plain, scaled = layer_of(noisy(waves, 1e-4)), layer_of(noisy(waves, 1e-4))
+    for i, (x, gy) in enumerate(problems(40)):
+        gradient(plain, x, gy)
+        gradient(scaled, x, gy * 2.0**-i)
+    assert torch.allclose(scaled.policy_state.step, plain.policy_state.step, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("loss", [1e-30, 1e30])
@@ -188,6 +207,11 @@ def test_no_point_outside_is_evaluated(estimator, settings):
     assert (seen[:, 1] == 0.125).any()  # tempted
     if not settings:
         check_state(layer)
+
+
+def test_steps_fit_into_limits_far_from_zero():
+    layer = trained(layer_of(noisy(waves, 1e-2), limits=(10, 10.25)), 1)
+    assert 0.01 < layer.policy_state.step.max() < 0.1
 
 
 @pytest.mark.xfail(strict=True, reason="steps of a calm box grow for ever, since limits keep the noise as it is")
@@ -226,11 +250,40 @@ def test_half_the_space_may_fail():
     assert close(gradient(layer, x, gy), exact_gradient(waves, x, gy), 0.05)
 
 
+@pytest.mark.parametrize("estimator", ["central", "forward"])
+def test_failures_are_not_taken_for_noise(estimator):
+    noise = {}
+    for limit in (0.5, math.inf):
+        noisy_waves = noisy(waves, 1e-3)
+
+        def fn(x, noisy_waves=noisy_waves, limit=limit):
+            return torch.where((x > limit).any(1, keepdim=True), math.nan, noisy_waves(x))
+
+        layer = layer_of(fn, estimator=estimator)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that some failed
+            for x, gy in problems(100):
+                gradient(layer, 0.5 - x.abs(), gy)
+        check_state(layer)
+        noise[limit] = float(layer.policy_state.noise.sqrt() * layer.policy_state.unit)
+    assert 1 / 1.5 < noise[0.5] / noise[math.inf] < 1.5
+    assert 1 / 1.5 < noise[math.inf] / (1e-3 * math.sqrt(0.5 if estimator == "central" else 2)) < 1.5
+
+
 # ---- costs
 
 
-@pytest.mark.parametrize("estimator", [Central(), Forward(), Simultaneous(2)], ids=repr)
-@pytest.mark.parametrize(("rows", "steps"), [(64, 400), (16, 800), (3, 1000), (1, 1000)])
+@pytest.mark.parametrize(
+    ("rows", "steps", "estimator"),
+    [
+        (64, 400, Central()),
+        (64, 400, Forward()),
+        (64, 400, Simultaneous(2)),
+        (16, 800, Central()),
+        (3, 1000, Central()),
+        (1, 1000, Central()),
+    ],
+)
 def test_trials_cost_little(rows, steps, estimator):
     layer = layer_of(lambda x: torch.sin(x), d=2, k=2, estimator=estimator)
     trained(layer, steps, rows=rows)
