@@ -80,13 +80,16 @@ def _differentiate(
         assert tries is not None
         state = policy.start(state, tries.first())
         trying &= tries.heard  # else it begins anew at the next step
+    elif trying and schedule.trials == 0 and tries is not None:  # lest a first gradient be nothing but noise
+        learn(layer, tries.scout(batch), y, layer._function.evaluations - asked)
+        trying, noise = False, half_width(layer, x.dtype)
     steps = policy.steps(state, batch, estimator.draws, noise)
     before = layer._function.evaluations
     delta = moves(x, steps.size, steps.sign)
     raw = asking.slopes(structure, gy, delta)
     g = usable(raw, gy)
     after = layer._function.evaluations
-    trial = tries.trial(raw, steps) if tries is not None and trying else None
+    trial = tries.trial(steps, raw) if tries is not None and trying else None
     asked = before - asked + layer._function.evaluations - after  # to try things out
 
     g_rows = g.reshape(rows.shape)

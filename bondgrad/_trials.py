@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from bondgrad._asking import Asking, moves
-from bondgrad._health import examine
+from bondgrad._health import Vitals, examine
 from bondgrad._trace import Step
 from bondgrad.errors import BoxError
-from bondgrad.policies import Batch, First, Steps, Trial
+from bondgrad.policies import Batch, Calibrated, First, Steps, Trial
 from bondgrad.policies._trial import spread_of
 from bondgrad.structure import Structure
 
@@ -56,15 +56,26 @@ class Tries:
 
         return First(self.spread, slopes)
 
-    def trial(self, slopes: Tensor, steps: Steps) -> Trial:
-        """After slopes [B, W] were measured with these steps: some of them with other steps as well."""
+    def trial(self, steps: Steps, slopes: Tensor | None = None) -> Trial:
+        """Some rows with these steps, with half and with twice as long ones; `slopes` [B, W], if they are known."""
         part = _Part(self, ROWS)
         size, sign = part.of(steps.size), part.of(steps.sign)  # [n, r, d]
         half, sound = part.slopes(size / 2, sign)
         twice, also = part.slopes(size * 2, sign)
+        once = part.slopes(size, sign)[0] if slopes is None else part.scaled(slopes[part.which] / part.size)
         step = size[0] if len(size) == 1 else size.square().mean(0).sqrt()
-        slopes = torch.stack((half, part.scaled(slopes[part.which] / part.size), twice))
-        return Trial(self.spread, step, slopes, sound & also, part.asking.again() - part.asking.y)
+        return Trial(
+            self.spread, step, torch.stack((half, once, twice)), sound & also, part.asking.again() - part.asking.y
+        )
+
+    def scout(self, batch: Batch) -> Trial:
+        """Before anything is known of the box: with steps at which it answers sensibly."""
+        policy = Calibrated()
+        state = policy.start(policy.init(len(self.spread)), self.first())
+        state = {name: value.to(batch.x.device) for name, value in state.items()}
+        generator = torch.Generator(batch.x.device).manual_seed(0)
+        steps = policy.steps(state, batch._replace(generator=generator), self.asking.layer.estimator.draws, 0.0)
+        return self.trial(steps)
 
 
 class _Part:
@@ -127,6 +138,13 @@ def learn(layer: "BlackBox", trial: Trial, y: Tensor, asked: int) -> None:
     schedule = layer.policy_state.schedule
     vitals = examine(trial, y, layer.estimator)
     layer.health.watch(vitals)
+    schedule.noise = _half_width_after(vitals, layer)
+    schedule.tried(asked)
+
+
+def _half_width_after(vitals: Vitals, layer: "BlackBox") -> float:
+    """Of the noise on the outputs, once more is known of it."""
+    schedule = layer.policy_state.schedule
     # Answers that differ say it best: differences may be rough since steps are too long. But noise that both ends of a
     # move have in common does no harm, and rounded answers are all alike.
     random = layer._function.seed_position is None and vitals.noise * RANDOM > vitals.rough
@@ -134,9 +152,9 @@ def learn(layer: "BlackBox", trial: Trial, y: Tensor, asked: int) -> None:
     noise = math.sqrt(3) * deviation  # half-width of a uniform distribution
     if schedule.trials > 0 and schedule.noise > 0 and noise > 0:
         noise = math.sqrt(noise * schedule.noise)
-    if math.isfinite(noise) and not 1 / CHANGED < noise / (schedule.noise or math.inf) < CHANGED:
-        schedule.noise = noise
-    schedule.tried(asked)
+    if not math.isfinite(noise) or 1 / CHANGED < noise / (schedule.noise or math.inf) < CHANGED:
+        return schedule.noise
+    return noise
 
 
 def standard_error(layer: "BlackBox", step: Step) -> Tensor:

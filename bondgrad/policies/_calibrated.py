@@ -26,6 +26,7 @@ LONGER, SHORTER = 0.25, 0.1  # by which all slopes of an input may be stretched;
 HARM = 0.1  # of a stretch, compared with an error that differs from row to row
 FARTHEST = 1.5  # step, in units of the spread; or in units of the usual step, where that is longer and all is calm:
 CALM, SOUND = 0.03, 0.8  # hardly any stretching, few failures
+FARTHEST_OF_ALL = 4.0
 FACTORS = torch.logspace(-2, 1, 25, base=2, dtype=torch.float32, device="cpu")[:, None]  # [25, 1] for one change
 PAST = 0.5  # its weight when noise or spread are measured again
 SUMS = 6  # see `_sums`
@@ -208,6 +209,6 @@ def _moved(state: State, estimator: "Estimator") -> State:
         goal = relative[signal].median()
         calm = (stretch.abs() < CALM) & (sums[4] > SOUND * n)
         if bool(calm[signal].float().mean() > 0.5):  # most inputs may go farther than they vary
-            farthest = farthest * (h / spread)[signal].median().clamp(min=1)
+            farthest = farthest * (h / spread)[signal].median().clamp(1, FARTHEST_OF_ALL / FARTHEST)
     relative = torch.where(signal, relative, (relative * goal).sqrt())
     return state | {"step": torch.minimum(relative, farthest) * spread, "noise": noise}
