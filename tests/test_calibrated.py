@@ -216,7 +216,7 @@ def test_steps_fit_into_limits_far_from_zero():
 
 def test_no_step_is_longer_than_the_limits_are_wide():
     layer = trained(layer_of(noisy(lambda x: x @ DRAWN[:-1], 0.01), limits=(-0.1, 0.1)), 1000)
-    assert layer.policy_state.step.max() < 0.2
+    assert layer.policy_state.step.max() <= 0.2 * 1.001
 
 
 def test_trials_that_fail_are_no_reason_to_raise():
