@@ -191,8 +191,8 @@ magnitudes, `reduce="mean-abs"`, does best, and so it is the default.
 
 The demo's networks, batch 64. The bare batch makes the same 640 evaluations in one call and does nothing else: no
 policy, no checks. What BOND adds to it is Python and operations on small tensors, whatever the box costs; with a box
-this cheap, on two cores, the plain loop is as fast. Median and range over seven processes, each with its mean over steps
-but the longest 2 % (on 16 cores the median over steps: an earlier measurement).
+this cheap, on two cores, the plain loop is as fast. Median and range over seven processes, of means over steps
+but the longest 2 % (on 16 cores of medians over steps: an earlier measurement).
 
 {step_time}
 

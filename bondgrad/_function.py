@@ -288,6 +288,19 @@ def freeze(module: nn.Module) -> nn.Module:
     return module
 
 
+@contextlib.contextmanager
+def in_eval_mode(fn: object) -> Iterator[None]:
+    """Every module of it as in evaluation, for the time being; afterwards as each was."""
+    modules = [module for module in fn.modules() if module.training] if isinstance(fn, nn.Module) else []
+    for module in modules:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.training = True
+
+
 def from_numpy(array: np.ndarray) -> Tensor:
     """A tensor of the array, whatever its byte order, precision or write protection."""
     known = array.dtype.isnative and array.dtype.itemsize <= 8 and array.dtype.kind in "fib"

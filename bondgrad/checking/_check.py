@@ -1,14 +1,14 @@
 """Is this gradient right?"""
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bondgrad import _arguments as arguments
+from bondgrad._function import in_eval_mode
 from bondgrad.checking._diagnosis import percent, problems
 from bondgrad.checking._judge import COPIES, GRADIENTS, Trial
 from bondgrad.checking._slopes import Slopes, called, rungs
@@ -130,7 +130,7 @@ def check(
     generator = torch.Generator("cpu").manual_seed(arguments.checked_seed(seed))
     bounds = getattr(box, "limits", None) if limits is None else arguments.Limits(limits, x.shape[1])
     devices = [x.device] if x.device.type == "cuda" else []
-    with _in_eval_mode(box), torch.random.fork_rng(devices):
+    with in_eval_mode(box), torch.random.fork_rng(devices):
         slopes = _scene(box, x.detach(), arguments.context_rows(context, x.shape[:1]), bounds, budget, generator)
         trial = Trial(slopes, tolerance, budget, generator)
         evidence = trial.run()
@@ -185,16 +185,3 @@ def _scene(
     slopes = Slopes(box, x[rows], tuple(c[rows] for c in context), gy, scale, low, high)
     slopes.evaluations += asked
     return slopes
-
-
-@contextlib.contextmanager
-def _in_eval_mode(box: object) -> Iterator[None]:
-    """Every module as in evaluation; afterwards, as it was."""
-    modules = [module for module in box.modules() if module.training] if isinstance(box, nn.Module) else []
-    for module in modules:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in modules:
-            module.training = True

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bondgrad._function import in_eval_mode
 from bondgrad.errors import BoxError
 from bondgrad.probing._asker import Asker, LeftOut
-from bondgrad.probing._traces import RandomStates, eval_mode
+from bondgrad.probing._traces import RandomStates
 from bondgrad.probing._words import percent
 
 ROWS, REPEATS = 4, 16
@@ -98,7 +99,7 @@ def measure_randomness(asker: Asker, generator: torch.Generator) -> Randomness:
     names = restless(fn)
     with contextlib.suppress(LeftOut):  # the noise is worth more than its source
         if names and isinstance(fn, nn.Module):
-            with eval_mode(fn):
+            with in_eval_mode(fn):
                 one, other = asker.ask(x, rows), asker.ask(x, rows)
             found["quiet_in_eval"] = same(one, other, rounding)
         if not deterministic:

@@ -56,16 +56,3 @@ class RandomStates:
             torch.set_rng_state(self._torch)
             if self._cuda:
                 torch.cuda.set_rng_state_all(self._cuda)
-
-
-@contextlib.contextmanager
-def eval_mode(fn: nn.Module) -> Iterator[None]:
-    """For the time being."""
-    modules = [module for module in fn.modules() if module.training]
-    for module in modules:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in modules:
-            module.training = True

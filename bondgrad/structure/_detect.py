@@ -1,17 +1,16 @@
 """Finding out which outputs depend on which inputs, by moving them."""
 
-import contextlib
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bondgrad import _arguments as arguments
-from bondgrad._function import RowFunction, keeper
+from bondgrad._function import RowFunction, in_eval_mode, keeper
 from bondgrad._precision import arithmetic
 from bondgrad.evaluators import Evaluator, Local
 from bondgrad.structure._colouring import colour, lower_bound
@@ -106,7 +105,7 @@ def detect(
         nearby = tuple(c[which].repeat_interleave(shape[1:].numel(), 0) for c in contexts)
         return at.answers(function, points.view(-1, points.shape[-1]), nearby).view(*shape, -1)
 
-    with arithmetic(True, rows.device, None), _in_eval_mode(fn):
+    with arithmetic(True, rows.device, None), in_eval_mode(fn):
         y = at.run(lambda: at.answers(function, rows.clone(), tuple(c.clone() for c in contexts)).clone())
         low, high = (None, None) if bounds is None else bounds.like(rows)
         row_bytes = rows[0].nbytes + y[0].nbytes + sum(c[0].nbytes for c in contexts)
@@ -120,18 +119,6 @@ def detect(
 
         found = at.run(work)
     return Detection(found.depends.cpu(), found.noise.cpu(), function.evaluations, function.calls, found.unseen)
-
-
-@contextlib.contextmanager
-def _in_eval_mode(fn: object) -> Iterator[None]:
-    modules = [module for module in fn.modules() if module.training] if isinstance(fn, nn.Module) else []
-    for module in modules:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in modules:
-            module.training = True
 
 
 class Dependencies(NamedTuple):

@@ -1,0 +1,297 @@
+"""What a probe may do, what comes of it, and the command."""
+
+import json
+import math
+import random
+import time
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import bondgrad
+from bondgrad import BoxError, probe
+from bondgrad.cli import main
+from bondgrad.probing import Session
+from bondgrad.testing.boxes import Sparse, TanhNetwork
+from tests.helpers import noisy
+from tests.patterns import blocks
+from tests.test_probe import D, network, rows, simulator
+
+# ---- what a probe may do
+
+
+@pytest.mark.parametrize("budget", [16, 30, 100, 333, 1000, 4000])
+@pytest.mark.parametrize("kind", ["plain", "noisy", "single rows", "a few rows", "raises"])
+def test_never_more_than_the_budget(budget, kind):
+    asked = 0
+
+    def fn(x):
+        nonlocal asked
+        asked += len(x)
+        most = {"single rows": 1, "a few rows": 3}.get(kind, 10_000)
+        if len(x) > most or (kind == "raises" and bool((np.asarray(x)[:, 0] > 1).any())):
+            raise ValueError("no")
+        return np.sin(x) + (1e-2 * np.random.rand(*x.shape) if kind == "noisy" else 0)
+
+    report = probe(fn, rows(), budget=budget)
+    assert 1 < asked <= budget
+    assert report.evaluations == asked
+    assert report.left_out or budget == 4000
+    assert report.verdict
+    json.dumps(report.as_dict(), allow_nan=False)
+
+
+@pytest.mark.parametrize("limits", [(0.1, 0.3), (-1, [0.1, 0.7, 2.0, 1e3]), (-math.inf, 0.5)])
+def test_nothing_outside_the_limits(limits):
+    lowest, highest = torch.full((D,), math.inf), torch.full((D,), -math.inf)
+
+    def fn(x):
+        torch.minimum(lowest, x.amin(0), out=lowest)
+        torch.maximum(highest, x.amax(0), out=highest)
+        return torch.sin(3 * x)
+
+    report = probe(fn, rows(), limits=limits)
+    low, high = (torch.as_tensor(limit, dtype=torch.float64) for limit in limits)
+    assert bool((lowest.double() >= low).all())
+    assert bool((highest.double() <= high).all())
+    compile(report.code, "code", "exec")
+    assert report.limits == tuple(limit.expand(D).tolist() for limit in (low, high))
+
+
+def test_no_trace():
+    module = network(nn.BatchNorm1d(30), nn.Dropout(0.5))
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    states = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
+    probe(module, rows(generator=torch.Generator().manual_seed(0)))
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    assert all(m.training for m in module.modules())
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert (np.random.get_state()[1] == states[1]).all()
+    assert random.getstate() == states[2]
+    assert all(p.requires_grad for p in module.parameters())
+
+
+def test_the_same_seed_gives_the_same_report():
+    x = rows()
+    one, other = (probe(simulator, x, seed=3).as_dict() for _ in range(2))
+    for report in (one, other):
+        for name in ("speed", "seconds", "evaluations", "calls", "history", "cost", "words", "verdict"):  # of time
+            del report[name]
+    assert one == other
+
+
+def test_context():
+    found = probe(lambda x, wind: torch.sin(x) * wind, rows(), torch.rand(200, 1) + 0.5)
+    assert found.verdict.startswith("deterministic, smooth")
+
+
+def test_another_default_device():
+    seen = set()
+
+    def fn(x):
+        seen.add(torch.empty(1).device.type)
+        return torch.sin(x)
+
+    x = rows()
+    torch.set_default_device("meta")
+    try:
+        report = probe(fn, x, limits=(-3, 3))
+    finally:
+        torch.set_default_device(None)
+    assert report.verdict.startswith("deterministic, smooth, float32")
+    assert seen == {"meta"}
+
+
+def test_few_rows_and_other_kinds():
+    assert probe(torch.sin, rows(1)).steps.best is not None
+    assert probe(torch.sin, rows(3).half()).dtype == "float32"
+    assert probe(torch.sin, torch.zeros(5, 2)).verdict.startswith("deterministic")
+
+
+def test_mistakes_are_named():
+    for arguments, message in [
+        ({"x": torch.zeros(3)}, "x must be rows"),
+        ({"x": torch.full((3, 2), math.nan)}, "x must be finite"),
+        ({"budget": 3}, "budget must be at least 16"),
+        ({"seconds": -1}, "seconds must be"),
+        ({"limits": (1, 0)}, "limits"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            probe(torch.sin, **({"x": rows()} | arguments))
+    with pytest.raises(BoxError, match="one row of outputs per row"):
+        probe(lambda x: x.sum(), rows())
+    nothing = probe(lambda x: x * math.nan, rows())
+    assert "no finite answer" in nothing.left_out[0]
+    assert nothing.verdict == "nothing could be found out"
+    for budget in (16, 17, 1000):
+        with pytest.raises(BoxError, match="raised KeyError"):
+            probe(broken, rows(), budget=budget)
+
+
+def broken(x):
+    raise KeyError("out of order")
+
+
+def test_one_call_longer_than_the_time():
+    def slow(x):
+        time.sleep(0.02)
+        return torch.sin(x)
+
+    report = probe(slow, rows(), seconds=0.01)
+    assert report.evaluations == 1
+    assert report.out_features == D
+    assert "in the time left" in report.left_out[0]
+    compile(report.code, "code", "exec")
+
+
+def test_a_box_that_runs_out_of_memory():
+    def fn(x):
+        if len(x) > 20:
+            raise torch.OutOfMemoryError("out of memory")
+        return torch.sin(x)
+
+    report = probe(fn, rows())
+    assert report.verdict.startswith("deterministic, smooth")
+    assert list(report.speed.batches) == ["1", "8"]
+
+
+def test_strong_noise_hides_what_it_hides():
+    report = probe(noisy(torch.sin, 0.2), rows())
+    assert report.sensitivity.dead is None
+    assert report.dependence is None
+    assert "structure" not in report.reasons
+    assert any("would hide it" in text for text in report.left_out)
+
+
+# ---- what comes of it
+
+
+def test_json():
+    found = probe(noisy(TanhNetwork(), 1e-3), rows(), limits=(-math.inf, 5)).as_dict(batch=7, steps=9)
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    assert found["cost"]["batch"] == 7
+    assert found["cost"]["central"]["evaluations"] == 7 * 9
+
+
+@pytest.mark.parametrize("kind", ["smooth", "noisy", "single", "blocks", "module"])
+def test_the_recommended_code_trains(kind, monkeypatch):
+    from bondgrad import box as layer
+
+    if "calibrated" not in layer.POLICIES:
+        monkeypatch.setitem(layer.POLICIES, "calibrated", bondgrad.policies.Bond)
+
+    def single(x):
+        assert len(x) == 1
+        return torch.sin(x)
+
+    fn = {
+        "smooth": simulator,
+        "noisy": noisy(torch.sin, 1e-3),
+        "single": single,
+        "blocks": Sparse(blocks(2, 2, 2)),
+        "module": network(nn.Dropout(0.2)),
+    }[kind]
+    report = probe(fn, rows(), limits=(-3, 3))
+    names = {report.name: fn}
+    exec(report.code, names)  # noqa: S102
+    read_in = nn.Linear(2, D)
+    model = nn.Sequential(read_in, names["box"], nn.Linear(report.out_features, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    x = torch.randn(64, 2)
+    losses = []
+    for _ in range(30):
+        loss = nn.functional.mse_loss(model(x), x[:, :1].sin())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.7 * losses[0]
+    assert read_in.weight.grad.abs().max() > 0
+
+
+# ---- the command line
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    (tmp_path / "bench_box.py").write_text(
+        "import numpy as np\n\n\ndef read(x):\n    return np.sin(x).cumsum(1)\n\n\nnumber = 3\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr("sys.path", ["", *__import__("sys").path])
+    yield tmp_path
+    __import__("sys").modules.pop("bench_box", None)
+
+
+def cli(*arguments):
+    return CliRunner().invoke(main, ["probe", *map(str, arguments)])
+
+
+def test_the_command(here):
+    done = cli("bench_box:read", "--in-features", 3, "--limits", -2, 2, "--plot", "steps.png", "--budget", 3000)
+    assert done.exit_code == 0, done.output
+    assert "deterministic, smooth, float32" in done.output
+    assert "drawn uniformly within the limits" in done.output
+    assert "bondgrad.BlackBox(" in done.output
+    assert "1,000 training steps of 64 rows" in done.output
+    assert (here / "steps.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_command_in_json(here):
+    np.save("typical.npy", np.random.default_rng(0).normal(size=(50, 3)))
+    done = cli("bench_box:read", "--in-features", 3, "--sample", "typical.npy", "--json", "--batch", 8, "--steps", 5)
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["name"] == "read"
+    assert found["dtype"] == "float64"
+    assert found["sample"] == "50 rows of typical.npy"
+    assert found["cost"]["central"]["evaluations"] == 8 * 7
+    assert "standard normal" in json.loads(cli("bench_box:read", "--in-features", 3, "--json").stdout)["sample"]
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        ("bench_box", "MODULE:FUNCTION"),
+        ("no_such_module:read", "could not be imported"),
+        ("bench_box:nothing", "has no 'nothing'"),
+        ("bench_box:number", "not a function but int"),
+    ],
+)
+def test_wrong_targets(here, target, says):
+    done = cli(target, "--in-features", 3)
+    assert done.exit_code == 2
+    assert says in done.output
+
+
+def test_a_wrong_sample(here):
+    np.save("wide.npy", np.zeros((5, 7)))
+    for path, says in (("wide.npy", "got [5, 7]"), ("bench_box.py", "could not be read")):
+        done = cli("bench_box:read", "--in-features", 3, "--sample", path)
+        assert done.exit_code == 2
+        assert says in done.output
+
+
+def test_an_interrupt_prints_what_there_is(here, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("bondgrad.probing._probe.measure_steps", interrupted)
+    before = torch.get_rng_state()
+    done = cli("bench_box:read", "--in-features", 3)
+    assert done.exit_code == 0, done.output
+    assert "Interrupted" in done.output
+    assert "Rounding" in done.output
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_session_can_be_watched():
+    session = Session(simulator, rows())
+    names = list(session.run())
+    assert names[0] == "First questions"
+    assert names[-1] == "History"
+    assert session.report().verdict.startswith("deterministic")
