@@ -80,7 +80,7 @@ def _differentiate(
         assert tries is not None
         state = policy.start(state, tries.first())
         trying &= tries.heard  # else it begins anew at the next step
-    elif trying and schedule.trials == 0 and tries is not None:  # lest a first gradient be nothing but noise
+    elif trying and tries is not None and policy.share == 0:  # noise="auto": the policy's own steps might be too long
         learn(layer, tries.scout(batch), y, layer._function.evaluations - asked)
         trying, noise = False, half_width(layer, x.dtype)
     steps = policy.steps(state, batch, estimator.draws, noise)

@@ -72,9 +72,10 @@ class Schedule:
         self.noise = 0.0  # half-width of the noise on the outputs as measured; 0: not known yet
         self.seeds = 0  # given to the box, if it takes them
 
-    def due(self, share: float) -> bool:
-        """Whether to try the box out in the next step."""
-        return self.trials == 0 or self.steps >= 2 ** (self.trials - 1) or self.credit * share >= self.price
+    def due(self, share: float, early: bool) -> bool:
+        """Whether to try the box out in the next step; `early`: at first more often than the share pays for."""
+        soon = early and self.steps >= 2 ** (self.trials - 1)
+        return self.trials == 0 or soon or self.credit * share >= self.price
 
     def step(self, evaluations: int, steps: int = 1) -> None:
         """After training steps."""

@@ -115,7 +115,7 @@ def tries_out(layer: "BlackBox") -> float:
 def trial_due(layer: "BlackBox") -> bool:
     """Whether something is to be tried out in the next training step."""
     share = tries_out(layer)
-    return share > 0 and layer.policy_state.schedule.due(share)
+    return share > 0 and layer.policy_state.schedule.due(share, early=layer.policy.share > 0)
 
 
 def half_width(layer: "BlackBox", dtype: torch.dtype) -> float:
@@ -145,8 +145,8 @@ def learn(layer: "BlackBox", trial: Trial, y: Tensor, asked: int) -> None:
 def _half_width_after(vitals: Vitals, layer: "BlackBox") -> float:
     """Of the noise on the outputs, once more is known of it."""
     schedule = layer.policy_state.schedule
-    # Answers that differ say it best: differences may be rough since steps are too long. But noise that both ends of a
-    # move have in common does no harm, and rounded answers are all alike.
+    # Answers that differ say it best. But noise that both ends of a move have in common does no harm, and answers that
+    # are rounded may be all alike.
     random = layer._function.seed_position is None and vitals.noise * RANDOM > vitals.rough
     deviation = vitals.noise if random else vitals.rough
     noise = math.sqrt(3) * deviation  # half-width of a uniform distribution

@@ -12,6 +12,12 @@ D, K = 3, 4
 A = torch.randn(D, K, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
+@pytest.fixture(autouse=True)
+def often(monkeypatch):
+    """noise="auto" looks at the box every few hundred steps: too rarely for a test."""
+    monkeypatch.setattr("bondgrad._trials.MEASURING", 0.5)
+
+
 def waves(x):
     return torch.sin(x @ A.to(x))
 
