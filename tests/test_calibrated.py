@@ -181,6 +181,15 @@ def test_nor_does_a_loss_of_odd_size(loss):
     assert torch.allclose(scaled.policy_state.step, plain.policy_state.step, rtol=0.05)
 
 
+@pytest.mark.parametrize("sigma", [0, 1e-2])
+def test_inputs_far_from_zero(sigma):
+    """Their spread, not their size, is what steps go by."""
+    far = layer_of(noisy(lambda x: waves(x - 1000), sigma))
+    for x, gy in problems(100):
+        g = gradient(far, x + 1000, gy)
+    assert signs_right(g, exact_gradient(waves, x, gy)) > 0.97
+
+
 # ---- limits and failures
 
 

@@ -1,6 +1,7 @@
 """Boxes that take a seed: the same random numbers at both ends of a move."""
 
 import io
+import itertools
 
 import numpy as np
 import pytest
@@ -31,6 +32,9 @@ def in_numpy(x, seed):
     return np.sin(x) + np.random.default_rng(seed).standard_normal(x.shape)
 
 
+SEEDS = itertools.count()
+
+
 class Simulator(nn.Module):
     def forward(self, x, seed):
         return simulate(x, seed)
@@ -55,6 +59,13 @@ def test_noise_is_gone_from_differences(fn, estimator, max_rows):
     if estimator == "central":
         assert torch.allclose(g, x.cos(), atol=1e-3)
     assert g.abs().max() < 100  # with noise of 1 over steps of 1e-5 it would be thousands
+
+
+@pytest.mark.parametrize(("fn", "least", "most"), [(simulate, 0.99, 1), (lambda x: simulate(x, next(SEEDS)), 0, 0.7)])
+def test_signs_are_right_under_strong_noise(fn, least, most):
+    layer = BlackBox(fn, 4, policy="bond", seed=0)
+    x = torch.randn(64, 4)
+    assert least <= bondgrad.sign_accuracy(gradient(layer, x), x.cos()) <= most
 
 
 def test_forward_passes_differ():

@@ -19,14 +19,13 @@ TRIAL = 16  # rows
 ROUNDS = (1, 1, 2, 2, 3, 4, 6, 8)  # trials before a step changes: few at first, then more
 SIGNAL = 3.0  # standard deviations by which slopes must exceed noise to say anything
 FINEST = 1e-10  # of the square of the slopes: less noise is worth no longer step, less bending no shorter one
-DOUBT = 2.0  # times the noise that bending must exceed: of rounded outputs there is more at 2h than at h it seems
+DOUBT = 2.0  # times the noise that bending must exceed: that of rounded outputs does not fall as fast as it should
 CAUTION = 2.0  # times the noise that slopes must exceed before they are believed to be stretched
 ONE_SIDED = 4.0  # times the noise, where one of two ends failed
 LONGER, SHORTER = 0.25, 0.1  # by which all slopes of an input may be stretched; a box that saturates tells too little
 HARM = 0.1  # of a stretch, compared with an error that differs from row to row
-FARTHEST = 1.5  # step, in units of the spread; or in units of the usual step, where that is longer and all is calm:
+FARTHEST, FARTHEST_OF_ALL = 1.5, 4.0  # steps, in units of the spread; the latter where most inputs go and all is calm:
 CALM, SOUND = 0.03, 0.8  # hardly any stretching, few failures
-FARTHEST_OF_ALL = 4.0
 FACTORS = torch.logspace(-2, 1, 25, base=2, dtype=torch.float32, device="cpu")[:, None]  # [25, 1] for one change
 PAST = 0.5  # its weight when noise or spread are measured again
 SUMS = 6  # see `_sums`
@@ -45,8 +44,8 @@ class Calibrated(Policy):
 
     Slopes are those for a loss gradient of norm 1, and steps are relative to the spread of their inputs, so that
     neither the scale of the loss nor the units of inputs and outputs matter. No step is longer than one and a half
-    times that spread: of what the box does farther out nothing is known. An input that shows no signal follows the
-    others.
+    times that spread, or four times where most inputs go so far and nothing is stretched: of what the box does farther
+    out nothing is known. An input that shows no signal follows the others.
 
     At the first step of all a ladder of steps is climbed, and each input starts where two rungs agree best.
 
