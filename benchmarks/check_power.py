@@ -113,7 +113,7 @@ def by_hand(case: Case, mistake: str) -> Callable[[Tensor], Tensor]:
 def black_box(case: Case, estimator: str, seed: int) -> BlackBox:
     """A layer that was told its noise, and has taken a few steps of training."""
     noise = math.sqrt(3) * case.sigma or None  # the half-width of what has this standard deviation
-    layer = BlackBox(case.values, case.x.shape[1], estimator=estimator, noise=noise, seed=seed)
+    layer = BlackBox(case.values, case.x.shape[1], estimator=estimator, policy="bond", noise=noise, seed=seed)
     for _ in range(10):
         layer(case.x.clone().requires_grad_()).sum().backward()
     return layer

@@ -48,7 +48,7 @@ def times() -> dict[str, float]:
     x, y = torch.randn(BATCH, 8, device="cuda"), torch.randn(BATCH, 1, device="cuda")
     boxes: dict[str, Callable[[nn.Module], nn.Module]] = {
         "AD": lambda box: box,
-        "BOND": lambda box: bondgrad.BlackBox(box, 5, 5, seed=0),
+        "BOND": lambda box: bondgrad.BlackBox(box, 5, 5, policy="bond", seed=0),
     }
     methods = {
         f"{name}, {how}": training_step(box, how == "captured")
@@ -74,7 +74,7 @@ def signs(width: int, tf32: bool, full_precision: bool) -> float:
     data = california_housing(SEED)
     torch.manual_seed(SEED)
     read_in, box, read_out = ffnn([8, 100, 100, width], nn.ReLU), ffnn([width, 500, width]), ffnn([width, 100, 100, 1])
-    layer = bondgrad.BlackBox(box, width, width, full_precision=full_precision, seed=SEED)
+    layer = bondgrad.BlackBox(box, width, width, policy="bond", full_precision=full_precision, seed=SEED)
     model = nn.Sequential(read_in, layer, read_out).cuda()
     exact = copy.deepcopy(box).double()
     seen: list[Tensor] = []

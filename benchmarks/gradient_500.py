@@ -54,7 +54,7 @@ def main(device: str) -> None:
     """Measure, print, save."""
     torch.manual_seed(0)
     box = ffnn([WIDTH, WIDTH, WIDTH]).to(device).requires_grad_(False)
-    layer = bondgrad.BlackBox(box, WIDTH, WIDTH, seed=0).to(device)
+    layer = bondgrad.BlackBox(box, WIDTH, WIDTH, policy="bond", seed=0).to(device)
     x = torch.randn(BATCH, WIDTH, device=device, requires_grad=True)
     gy = torch.randn(BATCH, WIDTH, device=device)
 

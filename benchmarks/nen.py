@@ -38,7 +38,9 @@ def run(
     read_in, read_out = ffnn([8, 100, 100, 5], nn.ReLU), ffnn([5, 100, 100, 1])
     start = torch.zeros(1, echo.w.shape[0])
     estimator = bondgrad.Central(normalize_rows=normalize)
-    box = bondgrad.BlackBox(echo, 5, 5, estimator=estimator, structure=Sequence(horizon), state=start, seed=seed)
+    box = bondgrad.BlackBox(
+        echo, 5, 5, estimator=estimator, policy="bond", structure=Sequence(horizon), state=start, seed=seed
+    )
     loss = nn.HuberLoss()
     optimizer = torch.optim.Adam([*read_in.parameters(), *read_out.parameters()], lr=1e-3)
     seen: list[bondgrad.Step] = []

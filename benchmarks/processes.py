@@ -32,9 +32,10 @@ WRAPPERS = ("DDP", "FSDP", "DDP, no exchange")
 
 
 def make_model(where: Where, group: Any = None, **how: Any) -> nn.Sequential:
-    """Read-in, box, read-out. Steps are long and the box bends, so that what the policy does decides the gradient."""
+    """Read-in, box with the policy "bond", read-out. Steps are long and the box bends, so that what the policy does decides the gradient."""
     torch.manual_seed(0)
     read_in, exact, read_out = ffnn([8, 32, 5]), ffnn([5, 64, 5]), ffnn([5, 32, 1])
+    how = {"policy": "bond"} | how
     box = bondgrad.BlackBox(exact, 5, 5, noise=NOISE, process_group=group, seed=0, **how)
     return nn.Sequential(read_in, box, read_out).to(**where)
 

@@ -53,7 +53,7 @@ def modular(
     exact = exact_vjp(box.requires_grad_(False), x, gy)
     rows = []
     for structure in ("dense", blocks, "auto"):
-        layer = bondgrad.BlackBox(box, d, d_out, structure=structure, seed=0).to(device)
+        layer = bondgrad.BlackBox(box, d, d_out, policy="bond", structure=structure, seed=0).to(device)
         _, first_seconds = timed(layer, x, gy)
         first = layer.stats.evaluations
         seconds, spent = [], []
@@ -106,7 +106,7 @@ def difference_from_dense(box: nn.Module, structure: Any, d: int, d_out: int) ->
     """The largest in three steps, in float64: in float32 the box itself rounds differently in calls of other sizes."""
     box = copy.deepcopy(box).double().cpu()
     x, gy = torch.randn(2, d, dtype=torch.float64), torch.randn(2, d_out, dtype=torch.float64)
-    one, other = (bondgrad.BlackBox(box, d, d_out, structure=s, seed=0) for s in (structure, "dense"))
+    one, other = (bondgrad.BlackBox(box, d, d_out, policy="bond", structure=s, seed=0) for s in (structure, "dense"))
     return max(relative(gradient(one, x, gy), gradient(other, x, gy)) for _ in range(3))
 
 
@@ -151,7 +151,7 @@ def found_patterns(axes: Any) -> list[dict[str, Any]]:
         noise = {"noise": 2 * sigma} if sigma else {}
         errors, signs = {}, {}
         for kind, structure in (("dense", "dense"), ("found", found.depends)):
-            layer = bondgrad.BlackBox(box, D, D, structure=structure, seed=0, **noise)
+            layer = bondgrad.BlackBox(box, D, D, policy="bond", structure=structure, seed=0, **noise)
             gradient(layer, x, gy)
             g = gradient(layer, x, gy)
             errors[kind], signs[kind] = relative(g, exact), float(bondgrad.sign_accuracy(g, exact))
@@ -200,8 +200,8 @@ def late(seed: int = 0, threshold: float = 2.0, steps: int = 1500) -> dict[str, 
     box = Waking(threshold).requires_grad_(False)
     read_in, read_out = ffnn([8, 100, 50], nn.ReLU), ffnn([50, 100, 1])
     layers = {
-        "auto": bondgrad.BlackBox(box, 50, 50, structure="auto", seed=seed),
-        "blocks": bondgrad.BlackBox(box, 50, 50, structure=Blocks(5, 5), seed=seed),
+        "auto": bondgrad.BlackBox(box, 50, 50, policy="bond", structure="auto", seed=seed),
+        "blocks": bondgrad.BlackBox(box, 50, 50, policy="bond", structure=Blocks(5, 5), seed=seed),
     }
     auto = layers["auto"]
     optimizer = torch.optim.Adam([*read_in.parameters(), *read_out.parameters()], lr=1e-3)

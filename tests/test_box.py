@@ -23,7 +23,7 @@ def test_what_a_user_writes():
     model = nn.Sequential(read_in, box, read_out)
     nn.functional.mse_loss(model(torch.randn(32, 8)), torch.randn(32, 1)).backward()
     assert read_in.weight.grad.abs().min() > 0
-    assert box.stats.evaluations == 32 + 32 * 8
+    assert box.stats.evaluations < 32 + 32 * 8 + 2500  # with what it takes to find a first step
 
 
 def test_gradients_of_the_read_in_are_those_of_automatic_differentiation():
@@ -234,7 +234,7 @@ def test_stats_count_calls_evaluations_and_steps():
 
 @pytest.mark.parametrize("estimator", [Central(), Forward(), Simultaneous(3)])
 def test_evaluations_are_what_the_estimator_says(estimator):
-    layer = BlackBox(Waves(4, 2), 4, estimator=estimator)
+    layer = BlackBox(Waves(4, 2), 4, estimator=estimator, policy="bond")
     gradient(layer, torch.randn(5, 4), torch.randn(5, 2))
     assert layer.stats.evaluations == 5 + 5 * estimator.evaluations(4)
 

@@ -173,7 +173,7 @@ def test_evaluations_are_counted_and_kept_to_the_budget():
 
     for budget in (1000, 4000, 10_000):
         asked = 0
-        found = check(BlackBox(fn, 3, seed=0), rows(3), budget=budget)
+        found = check(BlackBox(fn, 3, seed=0, policy="bond"), rows(3), budget=budget)
         assert found.evaluations == asked <= budget
 
 

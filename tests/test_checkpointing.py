@@ -21,7 +21,7 @@ from tests.helpers import on_each_device, same_state
 
 def make_model(device):
     torch.manual_seed(0)
-    box = BlackBox(ffnn([5, 20, 4]), 5, 4, seed=0)
+    box = BlackBox(ffnn([5, 20, 4]), 5, 4, policy="bond", seed=0)
     return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), box, nn.Linear(4, 2), nn.Tanh()).to(device)
 
 
@@ -59,7 +59,7 @@ def test_a_box_that_counts_its_calls_is_called_once_a_forward_pass(reentrant):
         readings.append(len(x))
         return torch.sin(x)
 
-    model = nn.Sequential(nn.Linear(3, 5), BlackBox(device, 5, estimator="forward"), nn.Linear(5, 1))
+    model = nn.Sequential(nn.Linear(3, 5), BlackBox(device, 5, estimator="forward", policy="bond"), nn.Linear(5, 1))
     x = torch.randn(6, 3, requires_grad=True)
     checkpoint_sequential(model, 1, x, use_reentrant=reentrant).sum().backward()
     assert readings == [6, 6 * 5]
@@ -68,7 +68,7 @@ def test_a_box_that_counts_its_calls_is_called_once_a_forward_pass(reentrant):
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_several_passes_are_told_apart(reentrant):
     """Two forward passes through one box before either backward pass, and a context."""
-    box = BlackBox(lambda x, c: x.sin() * c, 3, seed=0)
+    box = BlackBox(lambda x, c: x.sin() * c, 3, seed=0, policy="bond")
     linear = nn.Linear(2, 3)
 
     def part(x, c):

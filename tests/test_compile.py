@@ -103,13 +103,13 @@ def test_eval_mode_leaves_no_trace():
 
 
 def test_a_width_not_told_costs_a_break_until_it_is_known():
-    model = nn.Sequential(nn.Linear(3, 4), BlackBox(torch.sin, 4), nn.Linear(4, 1))
+    model = nn.Sequential(nn.Linear(3, 4), BlackBox(torch.sin, 4, policy="bond"), nn.Linear(4, 1))
     compiled = torch.compile(model, backend="aot_eager")
     for _ in range(3):
         compiled(torch.randn(8, 3)).sum().backward()
     assert model[1].stats.calls == 3 * 2
 
-    unknown = BlackBox(torch.sin, 3)
+    unknown = BlackBox(torch.sin, 3, policy="bond")
     with pytest.raises(Exception, match="give out_features, or call it once"):
         torch.compile(unknown, fullgraph=True, backend="aot_eager")(torch.randn(8, 3, requires_grad=True))
 
@@ -139,7 +139,7 @@ def test_two_calls_on_the_same_input_stay_two():
     def noisy(x: torch.Tensor):
         return x + torch.randn_like(x)
 
-    box = BlackBox(noisy, 3, 3, noise=1.0)
+    box = BlackBox(noisy, 3, 3, noise=1.0, policy="bond")
     x = torch.randn(4, 3, requires_grad=True)
     for backend in ("aot_eager", "inductor"):
         calls = box.stats.calls

@@ -26,7 +26,7 @@ class Counting:
 
 def test_by_default_one_call_forward_and_one_backward():
     fn = Counting()
-    gradient(BlackBox(fn, 5), torch.randn(64, 5), torch.randn(64, 5))
+    gradient(BlackBox(fn, 5, policy="bond"), torch.randn(64, 5), torch.randn(64, 5))
     assert fn.sizes == [64, 640]
 
 
@@ -51,7 +51,7 @@ def test_the_two_signs_of_a_perturbation_are_next_to_each_other():
     for estimator in ("central", "simultaneous"):
         asked.clear()
         x = torch.randn(4, 3)
-        gradient(BlackBox(fn, 3, estimator=estimator, evaluator=Local(max_rows=5)), x, torch.ones(4, 3))
+        gradient(BlackBox(fn, 3, estimator=estimator, evaluator=Local(max_rows=5), policy="bond"), x, torch.ones(4, 3))
         points = torch.cat(asked[1:] if len(asked[0]) == 4 else asked)
         middle = points.view(-1, 2, 3).mean(1)
         assert all((middle[i] - x).abs().sum(1).min() < 1e-6 for i in range(len(middle)))
@@ -62,7 +62,7 @@ def test_a_gradient_at_500_inputs_stays_within_its_memory():
     rows = evaluator.portion(4 * (500 + 500), 128 * 1000, torch.device("cpu"))
     assert rows * 4 * 1000 <= 2 * 2**20
     fn = Counting()
-    gradient(BlackBox(fn, 500), torch.randn(128, 500), torch.randn(128, 500))
+    gradient(BlackBox(fn, 500, policy="bond"), torch.randn(128, 500), torch.randn(128, 500))
     assert max(fn.sizes) <= rows
     assert len(fn.sizes) == 1 + 256  # half of a row in each
 

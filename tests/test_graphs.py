@@ -20,7 +20,7 @@ class Trainer:
 
     def __init__(self, device, make_box=None, optimizer=None):
         torch.manual_seed(0)
-        box = make_box() if make_box else BlackBox(ffnn([5, 50, 4]), 5, 4, seed=0)
+        box = make_box() if make_box else BlackBox(ffnn([5, 50, 4]), 5, 4, seed=0, policy="bond")
         self.model = nn.Sequential(ffnn([8, 20, 5]), box, ffnn([4, 20, 1])).to(device)
         self.box = self.model[1]
         self.losses = []
@@ -153,7 +153,7 @@ def test_gradients_are_those_of_the_last_step(device):
 
 @on_each_device
 def test_with_a_loss_scaler_or_gradients_of_arguments_it_runs_as_it_is(device):
-    box = BlackBox(torch.sin, 3, 3).to(device)
+    box = BlackBox(torch.sin, 3, 3, policy="bond").to(device)
     step = GraphedStep(lambda x: box(x).sum().backward(), box)
     for _ in range(6):
         x = torch.randn(4, 3, device=device, requires_grad=True)
@@ -203,7 +203,7 @@ def test_failures_are_counted_in_replays():
 @pytest.mark.parametrize(
     ("box", "optimizer", "reason"),
     [
-        (lambda: BlackBox(looks_at_values, 5, 4, seed=0), None, "cannot be captured"),
+        (lambda: BlackBox(looks_at_values, 5, 4, seed=0, policy="bond"), None, "cannot be captured"),
         (None, torch.optim.Adam, "make it with capturable=True"),
     ],
 )
@@ -228,7 +228,7 @@ def test_a_box_that_must_run_as_python_does():
     def fn(x: np.ndarray):
         return np.sin(x[:, :4])
 
-    trainer = Trainer("cuda", lambda: BlackBox(fn, 5, 4))
+    trainer = Trainer("cuda", lambda: BlackBox(fn, 5, 4, policy="bond"))
     step = GraphedStep(trainer.step, trainer.model, trainer.optimizer)
     trainer.run(step, batches("cuda", 6))
     assert (step.captures, step.eager_steps) == (0, 6)
@@ -261,25 +261,25 @@ def test_a_learning_rate_that_keeps_changing_is_mentioned():
 
 
 def test_due_until_the_function_is_known():
-    box = BlackBox(lambda x: x.sin(), 3)
+    box = BlackBox(lambda x: x.sin(), 3, policy="bond")
     assert box.due()
     box(torch.randn(4, 3))
     assert not box.due()
     assert box.eval().due()
     box.train().on_failure = "raise"
     assert box.due()
-    assert BlackBox(torch.sin, 3, 3, on_failure="raise").due()
+    assert BlackBox(torch.sin, 3, 3, on_failure="raise", policy="bond").due()
 
     def fn(x: np.ndarray):
         return np.sin(x)
 
-    box = BlackBox(fn, 3)
+    box = BlackBox(fn, 3, policy="bond")
     box(torch.randn(4, 3))
     assert box.due()
 
 
 def test_the_version_changes_with_what_a_graph_would_miss():
-    box = BlackBox(torch.sin, 3, seed=0)
+    box = BlackBox(torch.sin, 3, seed=0, policy="bond")
     gradient(box, torch.randn(4, 3), torch.randn(4, 3))
     seen = [box.version]
 

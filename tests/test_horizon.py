@@ -107,7 +107,7 @@ def test_memory_that_disappears_in_the_noise(noise):
 
     horizons = []
     for seed in range(5):
-        layer = BlackBox(fn, 2, structure=Sequence("auto"), noise=noise, seed=seed)
+        layer = BlackBox(fn, 2, policy="bond", structure=Sequence("auto"), noise=noise, seed=seed)
         x = torch.randn(4, 40, 2).double()
         for _ in range(20):
             gradient(layer, x, torch.randn(4, 40, 2).double())

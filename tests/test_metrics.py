@@ -23,7 +23,7 @@ def test_tensorboard_files_hold_what_the_box_did(tmp_path):
     tensorboard = pytest.importorskip("torch.utils.tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    layer = BlackBox(torch.sin, 3)
+    layer = BlackBox(torch.sin, 3, policy="bond")
     with tensorboard.SummaryWriter(str(tmp_path)) as writer:
         layer.register_step_hook(TensorBoard(writer, tag="device", every=2, exact=torch.sin))
         for _ in range(5):

@@ -81,7 +81,7 @@ def test_answers_of_less_precision_than_x_get_longer_steps():
 def test_the_state_does_not_follow_torchs_default_type(dtype):
     try:
         torch.set_default_dtype(dtype)
-        layer = BlackBox(torch.sin, 3)
+        layer = BlackBox(torch.sin, 3, policy="bond")
         gradient(layer, torch.randn(8, 3, dtype=torch.float32), torch.ones(8, 3, dtype=torch.float32))
     finally:
         torch.set_default_dtype(torch.float32)
@@ -175,7 +175,7 @@ def test_shortcuts_of_float32_are_off_inside_and_back_afterwards(matmul_precisio
         assert not full or torch.backends.mkldnn.matmul.fp32_precision in ("ieee", "none")
         return torch.sin(x)
 
-    layer = BlackBox(fn, 3, full_precision=full)
+    layer = BlackBox(fn, 3, full_precision=full, policy="bond")
     gradient(layer, torch.randn(4, 3), torch.ones(4, 3))
     assert inside == ["highest" if full else precision] * 2
     assert settings() == around
@@ -184,7 +184,7 @@ def test_shortcuts_of_float32_are_off_inside_and_back_afterwards(matmul_precisio
         raise ValueError("broken")
 
     with pytest.raises(BoxError, match="broken"):
-        BlackBox(fails, 3, full_precision=full)(torch.randn(4, 3))
+        BlackBox(fails, 3, full_precision=full, policy="bond")(torch.randn(4, 3))
     assert settings() == around
 
 
@@ -241,7 +241,7 @@ def test_autocast_reaches_the_box_only_if_asked(device, full):
         inside.append(torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None)
         return torch.sin(x)
 
-    layer = BlackBox(fn, 3, full_precision=full)
+    layer = BlackBox(fn, 3, full_precision=full, policy="bond")
     x = torch.randn(4, 3, device=device, requires_grad=True)
     with torch.autocast(device, dtype=torch.bfloat16):
         y = layer(x)

@@ -28,7 +28,7 @@ def test_same_gradient_as_dense(name, estimator, limits, dtype):
     box = Sparse(pattern)
     x, gy = torch.randn(8, box.in_features, dtype=dtype), torch.randn(8, box.out_features, dtype=dtype)
     layers = [
-        BlackBox(box, box.in_features, estimator=estimator, limits=limits, structure=structure, seed=0)
+        BlackBox(box, box.in_features, estimator=estimator, limits=limits, structure=structure, seed=0, policy="bond")
         for structure in ("dense", pattern)
     ]
     for _ in range(3):
@@ -96,8 +96,8 @@ def test_portions_do_not_matter(max_rows):
 def test_blocks_are_the_pattern_they_stand_for():
     box = Sparse(blocks(4, 3, 2))
     x, gy = torch.randn(9, 12), torch.randn(9, 8)
-    by_blocks = BlackBox(box, 12, structure=Blocks(3, 2), seed=0)
-    by_pattern = BlackBox(box, 12, structure=blocks(4, 3, 2), seed=0)
+    by_blocks = BlackBox(box, 12, structure=Blocks(3, 2), seed=0, policy="bond")
+    by_pattern = BlackBox(box, 12, structure=blocks(4, 3, 2), seed=0, policy="bond")
     assert close(gradient(by_blocks, x, gy), gradient(by_pattern, x, gy), 1e-6)
     assert by_blocks.stats.evaluations == by_pattern.stats.evaluations == 9 * (1 + 2 * 3)
 
@@ -124,10 +124,10 @@ def test_a_box_says_it_itself():
         def forward(self, x):
             return x * x.view(len(x), -1, 2).flip(2).flatten(1)
 
-    layer = BlackBox(Modular(), 8)
+    layer = BlackBox(Modular(), 8, policy="bond")
     gradient(layer, torch.randn(4, 8), torch.randn(4, 8))
     assert layer.stats.evaluations == 4 * (1 + 4)
-    told = BlackBox(Modular(), 8, structure="dense")
+    told = BlackBox(Modular(), 8, structure="dense", policy="bond")
     gradient(told, torch.randn(4, 8), torch.randn(4, 8))
     assert told.stats.evaluations == 4 * (1 + 16)
 
@@ -137,11 +137,11 @@ def test_other_ways_to_say_it():
         return x.sin()
 
     x, gy = torch.randn(16, 3), torch.randn(16, 3)
-    layer = BlackBox(fn, 3, structure=detect(fn, x))
+    layer = BlackBox(fn, 3, structure=detect(fn, x), policy="bond")
     gradient(layer, x, gy)
     assert layer.stats.evaluations == 16 * 3
     fn.structure = "auto"
-    layer = BlackBox(fn, 3)
+    layer = BlackBox(fn, 3, policy="bond")
     gradient(layer, x, gy)
     assert torch.equal(layer.structure.depends, torch.eye(3).bool())
 
@@ -151,7 +151,7 @@ def test_something_else_called_structure():
         return x
 
     fn.structure = "a string that means something to somebody"
-    layer = BlackBox(fn, 3)
+    layer = BlackBox(fn, 3, policy="bond")
     gradient(layer, torch.randn(4, 3), torch.randn(4, 3))
     assert layer.stats.evaluations == 4 * 7
 
@@ -189,7 +189,7 @@ def test_the_pattern_is_a_copy():
 
 
 def test_numpy_patterns():
-    layer = BlackBox(torch.sin, 3, structure=np.eye(3, dtype=bool))
+    layer = BlackBox(torch.sin, 3, structure=np.eye(3, dtype=bool), policy="bond")
     x, gy = torch.randn(4, 3), torch.randn(4, 3)
     assert close(gradient(layer, x, gy), gy * x.cos(), 0.01)
     assert layer.stats.evaluations == 4 * 3
@@ -216,13 +216,13 @@ def test_copies_and_state_dicts(structure):
 
 
 def test_work_that_is_kept_is_bounded():
-    layer = BlackBox(torch.sin, 2, structure=Sequence(3), limits=(-1, 1), seed=0)
+    layer = BlackBox(torch.sin, 2, structure=Sequence(3), limits=(-1, 1), seed=0, policy="bond")
     for time in range(1, 60):
         gradient(layer, torch.randn(1, time, 2), torch.randn(1, time, 2))
     assert len(layer.structure._made) < 10
     assert len(pickle.dumps(layer)) < 50_000
     # Two lengths in turn are not prepared again and again, though each has several pieces.
-    layer = BlackBox(lambda x, s: (x.sin(), s), 2, structure=Sequence(), state=torch.zeros(1, 1), seed=0)
+    layer = BlackBox(lambda x, s: (x.sin(), s), 2, structure=Sequence(), state=torch.zeros(1, 1), seed=0, policy="bond")
     kept = set()
     for i in range(6):
         gradient(layer, torch.randn(1, 16 + i % 2, 2), torch.randn(1, 16 + i % 2, 2))

@@ -55,11 +55,15 @@ def in_time(**settings):
 
 
 BOXES = {
-    "blocks": lambda: BlackBox(Modular(), 4, 4, structure=Blocks(2, 2), seed=0),
-    "pattern": lambda: BlackBox(Modular(), 4, 4, structure=torch.kron(torch.eye(2), torch.ones(2, 2)).bool(), seed=0),
-    "forward": lambda: BlackBox(Modular(), 4, 4, structure=Blocks(2, 2), estimator=Forward(), seed=0),
-    "simultaneous": lambda: BlackBox(Modular(), 4, 4, structure=Blocks(2, 2), estimator=Simultaneous(2), seed=0),
-    "auto": lambda: BlackBox(Modular(), 4, 4, structure="auto", seed=0),
+    "blocks": lambda: BlackBox(Modular(), 4, 4, structure=Blocks(2, 2), seed=0, policy="bond"),
+    "pattern": lambda: BlackBox(
+        Modular(), 4, 4, structure=torch.kron(torch.eye(2), torch.ones(2, 2)).bool(), seed=0, policy="bond"
+    ),
+    "forward": lambda: BlackBox(Modular(), 4, 4, structure=Blocks(2, 2), estimator=Forward(), seed=0, policy="bond"),
+    "simultaneous": lambda: BlackBox(
+        Modular(), 4, 4, structure=Blocks(2, 2), estimator=Simultaneous(2), seed=0, policy="bond"
+    ),
+    "auto": lambda: BlackBox(Modular(), 4, 4, structure="auto", seed=0, policy="bond"),
     "sequence": in_time(structure=Sequence()),
     "horizon": in_time(structure=Sequence(3), estimator=Central(normalize_rows=True)),
     "measured": in_time(structure=Sequence("auto")),

@@ -31,7 +31,7 @@ def test_auto(device):
 
 
 def test_auto_leaves_no_trace_in_eval_mode():
-    layer = BlackBox(Sparse(blocks(5, 2, 2)), 10, structure="auto", seed=0).eval()
+    layer = BlackBox(Sparse(blocks(5, 2, 2)), 10, structure="auto", seed=0, policy="bond").eval()
     x, gy = torch.randn(4, 10), torch.randn(4, 10)
     before = copy.deepcopy(layer.state_dict())
     gradient(layer, x, gy)
@@ -40,7 +40,7 @@ def test_auto_leaves_no_trace_in_eval_mode():
 
 
 def test_watching_costs_about_one_percent():
-    layer = BlackBox(Sparse(blocks(10, 2, 2)), 20, structure="auto", seed=0)
+    layer = BlackBox(Sparse(blocks(10, 2, 2)), 20, structure="auto", seed=0, policy="bond")
     x, gy = torch.randn(64, 20), torch.randn(64, 20)
     gradient(layer, x, gy)
     before, steps = layer.stats.evaluations, 400
@@ -315,6 +315,6 @@ def test_an_outage_in_the_first_look():
 
 
 def test_few_calls_of_a_small_batch():
-    layer = BlackBox(torch.sin, 4, structure="auto", seed=0)
+    layer = BlackBox(torch.sin, 4, structure="auto", seed=0, policy="bond")
     gradient(layer, torch.randn(1, 4), torch.randn(1, 4))
     assert layer.stats.calls <= 5
