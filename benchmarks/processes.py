@@ -32,7 +32,7 @@ WRAPPERS = ("DDP", "FSDP", "DDP, no exchange")
 
 
 def make_model(where: Where, group: Any = None, **how: Any) -> nn.Sequential:
-    """Read-in, box with the policy "bond", read-out. Steps are long and the box bends, so that what the policy does decides the gradient."""
+    """Read-in, box, read-out. BOND's steps are long and the box bends, so that they decide the gradient."""
     torch.manual_seed(0)
     read_in, exact, read_out = ffnn([8, 32, 5]), ffnn([5, 64, 5]), ffnn([5, 32, 1])
     how = {"policy": "bond"} | how

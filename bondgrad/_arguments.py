@@ -2,6 +2,7 @@
 
 import math
 import operator
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -53,6 +54,16 @@ def checked_noise(value: Any) -> float | str | None:  # noqa: ANN401
         return positive_float("noise", value)
     except ValueError as error:
         raise ValueError(f"{error} (None and 'auto' are possible, too)") from error
+
+
+def warn_of_seed(in_vain: bool) -> None:
+    """Where both ends of a move cannot have the same random numbers."""
+    if in_vain:
+        warnings.warn(
+            "fn takes a seed, but estimator='forward' compares with the answer of the forward pass, which has other "
+            "random numbers: their noise does not cancel. Use estimator='central'.",
+            stacklevel=3,
+        )
 
 
 def chosen(name: str, value: object, by_name: dict[str, Callable[[], T]], kind: type[Any]) -> T:

@@ -11,6 +11,7 @@ from torch import Tensor
 from bondgrad._device import look_is_free
 from bondgrad._forward import Recall, new_seed
 from bondgrad._memory import Snapshots
+from bondgrad.errors import BoxError
 from bondgrad.estimators import Evaluate, Site
 from bondgrad.structure import Structure
 from bondgrad.structure._scene import Scene
@@ -81,7 +82,7 @@ class Asking:
         return (square.sum(1, keepdim=True) if groups is None else groups.total(square)).sqrt() * largest
 
     def tried(self, structure: Structure, gy: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
-        """As `slopes`; and [B, W] which of them had all their evaluations."""
+        """As `slopes`; and [B, W] which of them had all their evaluations. A box that raises gives no answer."""
         tape: dict[int, list[Tensor]] = {}
 
         def recording(start: int) -> Evaluate:
@@ -90,7 +91,12 @@ class Asking:
             tape[start] = answers
 
             def evaluate(points: Tensor, rows: slice) -> tuple[Tensor, Tensor | None]:
-                answers.append(ask(points, rows).clone())  # a box may answer in the same memory each time
+                try:
+                    answers.append(ask(points, rows).clone())  # a box may answer in the same memory each time
+                except BoxError as error:  # outside its domain, perhaps, where a usual step does not lead
+                    self.layer.health.raised(error)
+                    width = self.y.shape[1] * points.shape[-1] // self.x.shape[1]
+                    answers.append(self.y.new_full((*points.shape[:-1], width), math.nan))
                 return answers[-1], None
 
             return evaluate

@@ -70,15 +70,16 @@ def _differentiate(
     batch = Batch(rows, generator, joint_rows or rows.shape[0], first, None if sums is None else sums.to(x.device))
     begins = policy.share > 0 and schedule.trials == 0
     if policy.share > 0 and ranks > 1:  # what all processes have begun with may not have been exchanged yet
-        begins = not float(next(iter(state.values())).amin()) > 0
+        begins = policy.lost(state)
+    if begins and capturing:
+        raise BoxError("a policy that measures its steps has to run once before it is captured: use GraphedStep")
     trying = how.training and not capturing and trial_due(layer)
     tries = Tries(asking, structure, gy, batch) if begins or trying else None
+    if tries is not None and len(tries.live) == 0:  # the loss asks for no gradient
+        begins = trying = False
     asked = layer._function.evaluations
-    if begins:
-        if capturing:
-            raise BoxError("a policy that measures its steps has to run once before it is captured: use GraphedStep")
-        assert tries is not None
-        state = policy.start(state, tries.first())
+    if begins and tries is not None:
+        state = layer._trace.begin(how.training, lambda: policy.start(state, tries.first()), x.device)
         trying &= tries.heard  # else it begins anew at the next step
     elif trying and tries is not None and policy.share == 0:  # noise="auto": the policy's own steps might be too long
         learn(layer, tries.scout(batch), y, layer._function.evaluations - asked)
@@ -116,6 +117,8 @@ def _differentiate(
             schedule.step(after - before)
         if trial is not None:
             learn(layer, trial, y, asked)
+            if ranks == 1 and policy.lost(new_state):
+                schedule.begin()
         if findings is not None:
             if found is not None:
                 findings.accept(found)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from bondgrad.errors import BoxError
 from bondgrad.estimators import Estimator
 from bondgrad.policies import Trial
 
@@ -86,42 +87,62 @@ class Health:
         if len(first) == AT_FIRST:
             if all(v.alike for v in first) and not now.alike:
                 self._say(
+                    "differs",
                     "the box gave the same answers to the same questions at first, and does so no more: they differ by "
                     f"{now.noise:.2g} (standard deviation). Was something in it switched to training mode, or did a "
-                    "device wake up?"
+                    "device wake up?",
                 )
             usual = max(v.noise for v in first)
             if usual > 0 and all(v.noise > GREW * usual for v in lately):
                 self._say(
+                    "grew",
                     f"the noise on the box's outputs grew from {usual:.2g} to {now.noise:.2g} (standard deviation): "
-                    "gradients have become worse. Is the device drifting or loose?"
+                    "gradients have become worse. Is the device drifting or loose?",
                 )
         if len(lately) == IN_A_ROW:
             self._warn_of_weakness(lately)
         self._seen = [*first, *lately[1:]] if len(first) == AT_FIRST else [*self._seen, now]
 
+    def raised(self, error: BoxError) -> None:
+        """In a trial."""
+        self._say(
+            "raised",
+            "the box raised an error when it was tried out with other steps than usual, and nothing was learnt then. "
+            f"Training goes on; limits= keeps points inside the range where it answers. {error}",
+        )
+
     def _warn_of_weakness(self, lately: list[Vitals]) -> None:
         now = lately[-1]
         if all(v.dead for v in lately):
             self._say(
+                "dead",
                 "the box's outputs do not change at all when its inputs are moved: the network before it learns "
-                "nothing. Do the inputs reach it, and is it within the range where it answers?"
+                "nothing. Do the inputs reach it, and is it within the range where it answers?",
             )
         elif all(v.signal < CERTAIN and v.drowned > 1 and not v.dead for v in lately):
             self._say(
+                "silent",
                 "there is no signal in the gradient: differences are nothing but noise "
                 f"({now.noise or now.rough:.2g} on the outputs). The network before the box learns nothing; average "
-                "several readings, or give the box larger inputs."
+                "several readings, or give the box larger inputs.",
             )
-        elif all(v.drowned > DROWNED and v.at_limit >= 0.5 for v in lately):
-            self._say(
-                f"noise on the outputs ({now.noise or now.rough:.2g}) spoils many signs of the gradient, although the "
-                "steps are as long as the spread of the inputs. Average several readings, give the box larger inputs, "
-                "or wider limits."
-            )
+        elif "silent" not in self._said and all(v.drowned > DROWNED and v.at_limit >= 0.5 for v in lately):
+            if all(v.alike for v in lately):
+                self._say(
+                    "drowned",
+                    f"the box's outputs are too rough or too coarse ({now.rough:.2g}) for its gradient: many signs are "
+                    "wrong, although the steps are as long as the spread of the inputs. Does it answer in few levels? "
+                    "Give it larger inputs, or wider limits.",
+                )
+            else:
+                self._say(
+                    "drowned",
+                    f"noise on the outputs ({now.noise or now.rough:.2g}) spoils many signs of the gradient, although "
+                    "the steps are as long as the spread of the inputs. Average several readings, give the box larger "
+                    "inputs, or wider limits.",
+                )
 
-    def _say(self, message: str) -> None:
-        kind = message[:20]  # before any number in it
+    def _say(self, kind: str, message: str) -> None:
         if kind not in self._said:
             self._said.add(kind)
             warnings.warn(message, stacklevel=2)

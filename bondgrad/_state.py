@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
+EARLY = 5  # trials
+
+
 class PolicyState(nn.Module):
     """A policy's state in buffers, and the random numbers: saved, moved and copied with the model.
 
@@ -42,6 +45,11 @@ class PolicyState(nn.Module):
             if value is not buffers[name]:
                 buffers[name].copy_(value)
 
+    def forget(self, policy: Policy) -> None:
+        """Begin anew: what was learnt was learnt of another box."""
+        self.write(policy.init(self.ranks.in_features))
+        self.schedule.begin()
+
     def get_extra_state(self) -> dict[str, Any]:
         """The random numbers and when to try what, for `state_dict`."""
         return self.random.state() | {"schedule": dict(vars(self.schedule))}
@@ -65,17 +73,17 @@ class Schedule:
     """When a box is tried out: often at first, then whenever a share of the evaluations of training pays for it."""
 
     def __init__(self) -> None:
-        self.trials = 0  # so far
-        self.steps = 0  # of training since the last
-        self.credit = 0  # evaluations in them
-        self.price = 0  # evaluations that the last trial cost
+        self.trials = 0  # since it began
+        self.steps = 0  # of training, since then
+        self.credit = 0  # evaluations in training
+        self.spent = 0  # evaluations in trials
         self.noise = 0.0  # half-width of the noise on the outputs as measured; 0: not known yet
         self.seeds = 0  # given to the box, if it takes them
 
     def due(self, share: float, early: bool) -> bool:
         """Whether to try the box out in the next step; `early`: at first more often than the share pays for."""
-        soon = early and self.steps >= 2 ** (self.trials - 1)
-        return self.trials == 0 or soon or self.credit * share >= self.price
+        soon = early and self.trials < EARLY and self.steps >= 2 ** (self.trials - 1)
+        return self.trials == 0 or soon or self.credit * share >= self.spent
 
     def step(self, evaluations: int, steps: int = 1) -> None:
         """After training steps."""
@@ -84,4 +92,10 @@ class Schedule:
 
     def tried(self, evaluations: int) -> None:
         """After a trial."""
-        self.trials, self.steps, self.credit, self.price = self.trials + 1, 0, 0, evaluations
+        self.trials += 1
+        self.spent += evaluations
+
+    def begin(self) -> None:
+        """Anew: the box is another."""
+        self.trials = self.steps = 0
+        self.noise = 0.0

@@ -1,6 +1,7 @@
 """What the layer remembers for people, not for its work."""
 
 import warnings
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -10,7 +11,7 @@ from bondgrad._device import look_is_free
 from bondgrad._function import RowFunction
 from bondgrad._health import Vitals
 from bondgrad.errors import BoxError
-from bondgrad.policies import Steps
+from bondgrad.policies import State, Steps
 
 
 class Stats(NamedTuple):
@@ -40,12 +41,21 @@ class Trace:
     def __init__(self) -> None:
         self.last: Steps | None = None
         self.captured: list[Step] = []  # by the graph that is being captured
+        self.begun: State | None = None  # what a policy found for gradients in eval mode, which leave its state alone
         self._failures: dict[torch.device, Tensor] = {}  # counted where they happen, lest anything waits
         self._warned = False
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies need not carry the last step's perturbations."""
-        return self.__dict__ | {"last": None, "captured": []}
+        return self.__dict__ | {"last": None, "captured": [], "begun": None}
+
+    def begin(self, training: bool, start: Callable[[], State], device: torch.device) -> State:
+        """What a policy begins with. In eval mode, which keeps nothing of it, it is looked for once."""
+        if training:
+            return start()
+        if self.begun is None or next(iter(self.begun.values())).device != device:
+            self.begun = start()
+        return self.begun
 
     def add_failures(self, count: Tensor, raises: bool) -> None:
         """Count; raise, or warn once. Where a look at the number is not free, the warning comes when it is read."""

@@ -35,8 +35,10 @@ class Tries:
 
     def __init__(self, asking: Asking, structure: Structure, gy: Tensor, batch: Batch) -> None:
         self.asking, self.structure, self.gy = asking, structure, gy
+        # Where the loss has no gradient nothing can be learnt; so it is with all but the last step of a sequence.
+        self.live = (torch.isfinite(gy).all(1) & (gy != 0).any(1)).nonzero().squeeze(1)
         self.heard = False  # whether the box gave any answer when a first step was looked for
-        self.spread = spread_of(batch.x, batch.sums, batch.rows)  # [d]
+        self.spread, self.deviation = spread_of(batch.x, batch.sums, batch.rows)  # [d] each
         if asking.low is not None and asking.high is not None:
             room = (asking.high - asking.low)[: len(self.spread)] / 4  # where a step can be doubled, in most places
             self.spread = torch.minimum(self.spread, room)
@@ -54,7 +56,7 @@ class Tries:
             self.heard |= bool(torch.isfinite(measured).any())
             return measured
 
-        return First(self.spread, slopes)
+        return First(self.spread, self.deviation, part.noise(), slopes)
 
     def trial(self, steps: Steps, slopes: Tensor | None = None) -> Trial:
         """Some rows with these steps, with half and with twice as long ones; `slopes` [B, W], if they are known."""
@@ -84,8 +86,9 @@ class _Part:
     def __init__(self, tries: Tries, wanted: int) -> None:
         whole = tries.asking
         (batch, width), d = whole.x.shape, len(tries.spread)
-        count = batch if whole.whole else min(batch, max(1, wanted * d // width))
-        self.which = torch.arange(count, device=whole.x.device) * batch // count
+        live = torch.arange(batch, device=whole.x.device) if whole.whole else tries.live
+        count = batch if whole.whole else min(len(live), max(1, wanted * d // width))
+        self.which = live[torch.arange(count, device=live.device) * len(live) // count]
         self.asking, self.structure = whole.part(self.which), tries.structure
         gy = tries.gy[self.which]
         self.size = gy.abs().amax(1, keepdim=True)  # [r, 1], taken out first, lest squares overflow
@@ -100,6 +103,19 @@ class _Part:
     def scaled(self, slopes: Tensor) -> Tensor:
         """From slopes [b, W] for `gy`, those [r, d] for a loss gradient of norm 1."""
         return (slopes / self.norm).reshape(self.rows.shape)
+
+    def noise(self) -> Tensor:
+        """h² times the variance of the slopes, from answers to the same questions; zero for noise that cancels."""
+        layer = self.asking.layer
+        if layer._function.seed_position is not None:
+            return self.rows.new_zeros(())
+        times = 1 if self.asking.whole else -(-FIRST_ROWS // len(self.which))
+        change = torch.stack([self.asking.again() - self.asking.y for _ in range(times)])  # [times, r, W_out]
+        weight = self.gy.square().expand_as(change)
+        known = torch.isfinite(change) & torch.isfinite(weight)
+        variance = torch.where(known, change.square() * weight, 0).sum() / torch.where(known, weight, 0).sum() / 2
+        estimator = layer.estimator  # one end of a move, over the step; or two, over twice the step
+        return (variance * (2 if estimator.shared else 0.5) / estimator.draws).nan_to_num(0, 0, 0)
 
     def slopes(self, size: Tensor, sign: Tensor) -> tuple[Tensor, Tensor]:
         """At steps of that size [n, r, d]: [r, d], and which of them had all their evaluations."""
@@ -136,10 +152,11 @@ def learn(layer: "BlackBox", trial: Trial, y: Tensor, asked: int) -> None:
         asked: Evaluations spent.
     """
     schedule = layer.policy_state.schedule
-    vitals = examine(trial, y, layer.estimator)
-    layer.health.watch(vitals)
-    schedule.noise = _half_width_after(vitals, layer)
     schedule.tried(asked)
+    if bool(trial.sound.any()):  # else it did not answer
+        vitals = examine(trial, y, layer.estimator)
+        layer.health.watch(vitals)
+        schedule.noise = _half_width_after(vitals, layer)
 
 
 def _half_width_after(vitals: Vitals, layer: "BlackBox") -> float:
@@ -150,7 +167,7 @@ def _half_width_after(vitals: Vitals, layer: "BlackBox") -> float:
     random = layer._function.seed_position is None and vitals.noise * RANDOM > vitals.rough
     deviation = vitals.noise if random else vitals.rough
     noise = math.sqrt(3) * deviation  # half-width of a uniform distribution
-    if schedule.trials > 0 and schedule.noise > 0 and noise > 0:
+    if schedule.noise > 0 and noise > 0:
         noise = math.sqrt(noise * schedule.noise)
     if not math.isfinite(noise) or 1 / CHANGED < noise / (schedule.noise or math.inf) < CHANGED:
         return schedule.noise
@@ -161,6 +178,9 @@ def standard_error(layer: "BlackBox", step: Step) -> Tensor:
     """See `BlackBox.standard_error`."""
     last, state = layer._trace.last, layer.policy_state.read(step.x.device)
     size = None if last is None else last.size.square().mean(0).sqrt().view(step.x.shape)
+    if size is not None and layer.limits is not None:  # moves are cut short there
+        low, high = layer.limits.like(step.x)
+        size = (torch.minimum(step.x + size, high) - torch.maximum(step.x - size, low)) / 2
     error = None if size is None else layer.policy.standard_error(state, size)
     if error is None:
         raise BoxError(f"{layer.policy} does not measure the noise: use policy='calibrated', and ask in a step hook")

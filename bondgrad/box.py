@@ -129,6 +129,7 @@ class BlackBox(nn.Module):
         time_features = self.in_features if self.structure.in_time else None
         form = self.memory.form if isinstance(self.memory, Carried) else None
         self._function = RowFunction(fn, width or self.structure.width(self.in_features), time_features, form)
+        arguments.warn_of_seed(self._function.seed_position is not None and self.estimator.shared)
         self.fn = fn
         self.policy_state = PolicyState(self.policy, self.in_features, seed, process_group)
         self.health = Health()
@@ -333,6 +334,8 @@ class BlackBox(nn.Module):
             for training in (True, False):
                 memory.reset(training)
         self._answers.clear()
+        self.policy_state.forget(self.policy)
+        self.health, self._trace.begun = Health(), None
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """After a copy or unpickling, which is another layer."""

@@ -86,7 +86,7 @@ def errors_at(steps, fn, sigma, estimator):
 @pytest.mark.parametrize("estimator", ["central", "forward"])
 @pytest.mark.parametrize("fn", [waves, cubes])
 def test_steps_are_nearly_the_best(fn, estimator, sigma):
-    layer = trained(layer_of(noisy(fn, sigma), k=D if fn is cubes else K, estimator=estimator))
+    layer = trained(layer_of(noisy(fn, sigma), k=D if fn is cubes else K, estimator=estimator), 400)
     h = layer.policy_state.step
     grid = torch.logspace(-3, 3, 25, base=2) * h.median()
     best = grid[errors_at(grid, fn, sigma, estimator).argmin(0)]
@@ -95,7 +95,7 @@ def test_steps_are_nearly_the_best(fn, estimator, sigma):
 
 @pytest.mark.parametrize("sigma", [1e-6, 1e-2])
 def test_nearly_the_best_in_random_directions(sigma):
-    layer = trained(layer_of(noisy(waves, sigma), estimator="simultaneous"))
+    layer = trained(layer_of(noisy(waves, sigma), estimator="simultaneous"), 400)
     check_state(layer)
     h = layer.policy_state.step
     grid = torch.cat((h.mean()[None], torch.logspace(-3, 3, 13, base=2) * h.mean()))

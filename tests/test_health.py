@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from bondgrad import BlackBox
+from bondgrad.policies import Calibrated
 from tests.helpers import gradient, noisy
 
 D, K = 3, 4
@@ -14,8 +15,9 @@ A = torch.randn(D, K, generator=torch.Generator().manual_seed(0), dtype=torch.fl
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch):
-    """noise="auto" looks at the box every few hundred steps: too rarely for a test."""
+    """The box is looked at every fifty steps, or every few hundred: too rarely for a test."""
     monkeypatch.setattr("bondgrad._trials.MEASURING", 0.5)
+    monkeypatch.setattr(Calibrated, "share", 0.2)
 
 
 def waves(x):

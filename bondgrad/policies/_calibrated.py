@@ -7,15 +7,17 @@ import torch
 from torch import Tensor
 
 from bondgrad.policies._policy import Batch, Policy, State, Steps
-from bondgrad.policies._trial import First, Trial, noise_covariance, sums_of
+from bondgrad.policies._trial import First, Trial, noise_covariance, spread_of, sums_of
 
 if TYPE_CHECKING:
     from bondgrad.estimators import Estimator
 
 RUNGS = 9  # of the ladder at the start, each step four times the one before, the last as long as the spread
+BELOW, MORE = 256.0, 12  # the first is this much shorter than the inputs vary, for which there may be more rungs
+FAR_FROM = 16  # from a step at which no row had an answer
 AGREE = 0.2  # relative disagreement of two rungs from which on they say nothing
 ENOUGH = 1e-7  # and below which no better one is looked for
-TRIAL = 16  # rows
+TRIAL, FEW = 16, 4  # rows; of smaller batches that many trials
 ROUNDS = (1, 1, 2, 2, 3, 4, 6, 8)  # trials before a step changes: few at first, then more
 SIGNAL = 3.0  # standard deviations by which slopes must exceed noise to say anything
 FINEST = 1e-10  # of the square of the slopes: less noise is worth no longer step, less bending no shorter one
@@ -28,6 +30,10 @@ FARTHEST, FARTHEST_OF_ALL = 1.5, 4.0  # steps, in units of the spread; the latte
 CALM, SOUND = 0.03, 0.8  # hardly any stretching, few failures
 FACTORS = torch.logspace(-2, 1, 25, base=2, dtype=torch.float32, device="cpu")[:, None]  # [25, 1] for one change
 PAST = 0.5  # its weight when noise or spread are measured again
+ANOTHER = 4.0  # times the noise, as a variance: then the past has no weight
+SHRUNK = 4.0  # times smaller may the spread be than it was, before steps shrink with it
+LOST = 8.0, 100.0  # factors of spread, either way, and of noise: then all begins anew, if so many rows say so,
+CERTAIN, DROWNED = 8, 0.1  # and if that noise is more than that part of the slopes' square
 SUMS = 6  # see `_sums`
 
 
@@ -35,7 +41,7 @@ class Calibrated(Policy):
     """The step that is best for noise and curvature as they are measured. Nothing needs to be told.
 
     The best step balances noise, whose share falls with the step, against bending, which grows with its square. Now and
-    then, for one evaluation in 25, some rows are measured at half and at twice their steps as well. In a combination of
+    then, for less than one evaluation in 20, some rows are measured at half and twice their steps. In a combination of
     these three slopes neither the gradient nor the first term of bending is left: that is the noise. What the slopes at
     twice the step do not tell of those at the step itself is bending. Only that part counts in full which differs from
     row to row; what stretches or shrinks all slopes of an input alike, as in a box that saturates, leaves their signs
@@ -47,13 +53,14 @@ class Calibrated(Policy):
     times that spread, or four times where most inputs go so far and nothing is stretched: of what the box does farther
     out nothing is known. An input that shows no signal follows the others.
 
-    At the first step of all a ladder of steps is climbed, and each input starts where two rungs agree best.
+    At the first step of all a ladder of steps is climbed, and each input starts where two rungs agree best. So it is
+    again when inputs or noise are suddenly of another size.
 
     `BlackBox`'s `noise=` has no influence. Works with every estimator; of one with directions, such as `Simultaneous`,
     all inputs of which move together, only the common length of the steps is adjusted.
     """
 
-    share = 0.04
+    share = 0.045
 
     def __repr__(self) -> str:
         return "Calibrated()"
@@ -79,13 +86,19 @@ class Calibrated(Policy):
         spread = first.spread
         best = torch.full_like(spread, math.inf)
         step, size = spread, torch.zeros_like(spread)
+        answered = torch.zeros_like(spread)  # the longest step at which all rows had an answer
         before: Tensor | None = None
-        for rung in range(RUNGS):
-            h = spread * 4.0 ** (rung + 1 - RUNGS)
+        rungs = RUNGS + _more_rungs(first)
+        for rung in range(rungs):
+            h = spread * 4.0 ** (rung + 1 - rungs)
             slopes = first.slopes(h)  # [r, d]
             if before is not None:
                 known = torch.isfinite(slopes) & torch.isfinite(before)
+                if not bool(known.any()) and bool((best < math.inf).any()):
+                    step = torch.minimum(step, h / FAR_FROM)  # so far out it does not answer, or raises an error
+                    break
                 apart = torch.where(known, slopes - before, 0).square().sum(0)
+                apart = torch.maximum(apart, first.noise * (1 + 16) / h.square() * known.sum(0))  # or by chance
                 total = torch.where(known, torch.hypot(slopes, before), 0).square().sum(0)
                 score = apart / total
                 # Two equal slopes say nothing: a box that rounds its answers has not moved yet.
@@ -95,50 +108,88 @@ class Calibrated(Policy):
                 best = torch.minimum(best, score)
                 if bool((best < ENOUGH).all()):
                     break
+            answered = torch.where(torch.isfinite(slopes).all(0), h, answered)
             before = slopes
+        nothing = (best >= AGREE) & (answered > 0)
+        step = torch.where(nothing, torch.minimum(step, answered), step)
         sizes = size[(size > 0) & torch.isfinite(size)]
         unit = sizes.median() if len(sizes) else size.new_ones(())
         return state | {"step": step.float(), "spread": spread.float(), "unit": unit.clamp(1e-30, 1e30).float()}
 
+    def lost(self, state: State) -> bool:
+        """See `Policy.lost`."""
+        return not float(state["step"].amin()) > 0
+
     def steps(self, state: State, batch: Batch, n: int, noise: float) -> Steps:
         """See `Policy.steps`."""
         h = state["step"].to(batch.x.dtype)
-        return Steps(h.expand(n, *batch.x.shape), batch.uniform(n), h, h)
+        size = h
+        if batch.rows >= CERTAIN:  # inputs may have shrunk since the last trial
+            spread, _ = spread_of(batch.x, batch.sums, batch.rows)
+            size = h * (SHRUNK * spread / state["spread"]).clamp(max=1).to(h.dtype)
+        return Steps(size.expand(n, *batch.x.shape), batch.uniform(n), h, h)
 
     def standard_error(self, state: State, size: Tensor) -> Tensor:
         """See `Policy.standard_error`."""
-        return (state["noise"].sqrt() * state["unit"]).to(size.dtype) / size
+        error = torch.where(state["round"] > 0, state["noise"].sqrt() * state["unit"], math.nan)
+        return error.to(size.dtype) / size
 
     def summarize(self, state: State, g: Tensor, steps: Steps, trial: Trial | None, estimator: "Estimator") -> Tensor:
-        """See `Policy.summarize`: [SUMS + 4, d]. The last four rows tell other processes where this one stands."""
+        """See `Policy.summarize`: [SUMS + 5, d].
+
+        The last five rows tell other processes where this one stands: the spread and its weight, if there was a trial,
+        step and unit and their weight, if there is a step.
+        """
         rows, d = g.shape
-        summary = torch.zeros(SUMS + 4, d, dtype=torch.float32, device=g.device)
+        summary = torch.zeros(SUMS + 5, d, dtype=torch.float32, device=g.device)
         if trial is not None:
             summary[:SUMS] = _sums(state, trial, estimator)
-            summary[-4] = trial.spread
-        summary[-3] = steps.lower.log()
-        summary[-2] = state["unit"].log()
-        summary[-1] = 1
+            summary[SUMS : SUMS + 2] = torch.stack((trial.spread, torch.ones_like(trial.spread)))
+        known = steps.lower > 0
+        here = torch.stack((steps.lower.log(), state["unit"].log().expand(d), torch.ones_like(steps.lower)))
+        summary[SUMS + 2 :] = torch.where(known, here, 0)
         summary[SUMS:] *= rows
         return summary
 
     def observe(self, state: State, summary: Tensor, rows: int, estimator: "Estimator") -> State:
         """See `Policy.observe`."""
         summary = summary.float()
-        spread, step, unit, weight = summary[SUMS:]
-        if not float(state["step"].amin()) > 0:  # several processes: each has started by itself
+        spread, tried, step, unit, weight = summary[SUMS:]
+        if self.lost(state) and float(weight.amin()) > 0:  # several processes: each has started by itself
             state = state | {"step": (step / weight).exp(), "unit": (unit / weight).exp().mean()}
-        if not float(summary[0].amax()) > 0:  # no trial
+        if self.lost(state) or not float(summary[0].amax()) > 0:  # no trial
             return state
+        spread = spread / tried
+        if _is_another_box(state, summary, spread):
+            return {name: value.to(spread.device) for name, value in self.init(len(spread)).items()}
         past = PAST if float(state["spread"].amin()) > 0 else 0.0
         state = state | {
             "sums": state["sums"] + summary[:SUMS],
-            "spread": torch.lerp(spread / weight, state["spread"], past),
+            "spread": torch.lerp(spread, state["spread"], past),
         }
-        wanted = TRIAL * ROUNDS[min(int(state["round"]), len(ROUNDS) - 1)]
+        a_trial = min(TRIAL, FEW * float(summary[0].amax()))
+        wanted = a_trial * ROUNDS[min(int(state["round"]), len(ROUNDS) - 1)]
         if float(state["sums"][0].amax()) < wanted:
             return state
         return _moved(state, estimator) | {"sums": torch.zeros_like(state["sums"]), "round": state["round"] + 1}
+
+
+def _more_rungs(first: First) -> int:
+    """Than usual, for inputs that vary much less than their size."""
+    range_ = torch.where(first.deviation > 0, first.spread / first.deviation, 1).amax()
+    return min(MORE, max(0, 1 + math.ceil(math.log(BELOW * float(range_), 4)) - RUNGS))
+
+
+def _is_another_box(state: State, summary: Tensor, spread: Tensor) -> bool:
+    """Whether inputs or noise are so different from what they were that the steps have nothing to do with them."""
+    rows, _, square, _, sound, noise = summary[:SUMS]
+    if float(rows.amax()) < CERTAIN or not float(state["spread"].amin()) > 0:  # which several processes do not know yet
+        return False
+    change = (spread / state["spread"]).log().abs().median()
+    share = (noise / sound).nanmedian()
+    before = (state["noise"] / state["step"].square()).median()
+    noisy = (share > LOST[1] * before) & (share > DROWNED * (square / rows).median()) & (state["round"] > 0)
+    return bool((change > math.log(LOST[0])) | noisy)
 
 
 def _sums(state: State, trial: Trial, estimator: "Estimator") -> Tensor:
@@ -180,7 +231,8 @@ def _moved(state: State, estimator: "Estimator") -> State:
     noise = state["noise"]
     if bool(heard.any()):
         measured = (sums[5] / sums[4] * h.square())[heard].median()
-        noise = torch.lerp(measured, noise, PAST if float(state["round"]) > 0 else 0.0)
+        alike = 1 / ANOTHER < float(measured / noise) < ANOTHER
+        noise = torch.lerp(measured, noise, PAST if alike else 0.0)
     share = noise / h.square()  # [d] of the square of D(h)
     signal = product - share * covariance[1, 2] > SIGNAL * share / 2 / n.sqrt()
     size = (square - share / 4).clamp_min(0)  # of slopes, squared

@@ -81,6 +81,10 @@ class Policy(ABC):
         """Find first steps. Called before the first gradient, if there is a `share` for trials."""
         return state
 
+    def lost(self, state: State) -> bool:
+        """Whether what was known is of no use any more, and it has to `start` anew. Asked after trials."""
+        return False
+
     @abstractmethod
     def steps(self, state: State, batch: Batch, n: int, noise: float) -> Steps:
         """Draw `n` perturbations for every entry of x.

@@ -7,12 +7,15 @@ import torch
 from torch import Tensor
 
 AMPLITUDE = (2.0, 1.0, 0.5)  # of the noise in the three slopes of a trial
+ROUNDED = 1e-14  # variance in units of the square: less is rounding
 
 
 class First(NamedTuple):
     """A box of which nothing is known yet, at some rows of the first training step."""
 
     spread: Tensor  # [d] how far the inputs vary: see `spread_of`
+    deviation: Tensor  # [d] the same, whatever their size; zero where rows are alike
+    noise: Tensor  # h² times the variance that noise brings to the slopes, as repeated answers tell
     slopes: Callable[[Tensor], Tensor]  # at steps [d]: [r, d], scaled as in a `Trial`
 
 
@@ -58,10 +61,10 @@ def noise_covariance(shared: bool) -> Tensor:
     return 0.5 * independent + 0.5 * amplitude.outer(amplitude) if shared else independent
 
 
-def spread_of(x: Tensor, sums: Tensor | None = None, rows: int = 0) -> Tensor:
+def spread_of(x: Tensor, sums: Tensor | None = None, rows: int = 0) -> tuple[Tensor, Tensor]:
     """How far the inputs vary, [d]: their standard deviation over the batch, or half their size if that is more.
 
-    The size speaks where rows are alike; where all are zero it is one.
+    The size speaks where rows are alike; where all are zero it is one. And the standard deviation alone, [d].
 
     Args:
         x: [B, d].
@@ -71,8 +74,10 @@ def spread_of(x: Tensor, sums: Tensor | None = None, rows: int = 0) -> Tensor:
     if sums is None:
         sums, rows = sums_of(x), x.shape[0]
     mean, square = (sums / rows).nan_to_num(0, 0, 0).view(2, -1)
-    spread = torch.maximum((square - mean.square()).clamp_min(0).sqrt(), square.sqrt() / 2)
-    return torch.where(spread > 0, spread, 1).to(x.dtype)
+    variance = (square - mean.square()).clamp_min(0)
+    deviation = torch.where(variance > ROUNDED * square, variance, 0).sqrt()
+    spread = torch.maximum(deviation, square.sqrt() / 2)
+    return torch.where(spread > 0, spread, 1).to(x.dtype), deviation.to(x.dtype)
 
 
 def sums_of(x: Tensor) -> Tensor:
