@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 
 EARLY = 5  # trials
+FREE = 5  # gradients that the first trials may cost together; what they cost beyond that is saved later
 
 
 class PolicyState(nn.Module):
@@ -77,13 +78,17 @@ class Schedule:
         self.steps = 0  # of training, since then
         self.credit = 0  # evaluations in training
         self.spent = 0  # evaluations in trials
+        self.last = (0, 0)  # of the last trial: the credit then, and its price
         self.noise = 0.0  # half-width of the noise on the outputs as measured; 0: not known yet
         self.seeds = 0  # given to the box, if it takes them
 
     def due(self, share: float, early: bool) -> bool:
         """Whether to try the box out in the next step; `early`: at first more often than the share pays for."""
         soon = early and self.trials < EARLY and self.steps >= 2 ** (self.trials - 1)
-        return self.trials == 0 or soon or self.credit * share >= self.spent
+        then, price = self.last
+        paid = (self.credit - then) * share >= price
+        overdraft = FREE * self.credit / max(1, self.steps)
+        return self.trials == 0 or soon or (paid and self.credit * share >= self.spent - overdraft)
 
     def step(self, evaluations: int, steps: int = 1) -> None:
         """After training steps."""
@@ -94,8 +99,9 @@ class Schedule:
         """After a trial."""
         self.trials += 1
         self.spent += evaluations
+        self.last = (self.credit, evaluations)
 
     def begin(self) -> None:
         """Anew: the box is another."""
-        self.trials = self.steps = 0
+        self.trials = self.steps = self.credit = self.spent = 0
         self.noise = 0.0

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from bondgrad.box import BlackBox
 
 FIRST_ROWS, ROWS = 8, 16
+FOURTH = 4  # of the batch at most, or else trials cost more than training
 MEASURING = 0.01  # of the evaluations of training, for noise="auto"
 RANDOM = 8  # times as rough as random noise makes them may differences seem, before something else is suspected
 CHANGED = 1.25  # factor of the measured noise that is worth a change; a captured step has to be captured anew then
@@ -87,7 +88,7 @@ class _Part:
         whole = tries.asking
         (batch, width), d = whole.x.shape, len(tries.spread)
         live = torch.arange(batch, device=whole.x.device) if whole.whole else tries.live
-        count = batch if whole.whole else min(len(live), max(1, wanted * d // width))
+        count = batch if whole.whole else min(len(live), max(1, min(wanted * d // width, batch // FOURTH)))
         self.which = live[torch.arange(count, device=live.device) * len(live) // count]
         self.asking, self.structure = whole.part(self.which), tries.structure
         gy = tries.gy[self.which]

@@ -86,7 +86,7 @@ def errors_at(steps, fn, sigma, estimator):
 @pytest.mark.parametrize("estimator", ["central", "forward"])
 @pytest.mark.parametrize("fn", [waves, cubes])
 def test_steps_are_nearly_the_best(fn, estimator, sigma):
-    layer = trained(layer_of(noisy(fn, sigma), k=D if fn is cubes else K, estimator=estimator), 400)
+    layer = trained(layer_of(noisy(fn, sigma), k=D if fn is cubes else K, estimator=estimator), 600)
     h = layer.policy_state.step
     grid = torch.logspace(-3, 3, 25, base=2) * h.median()
     best = grid[errors_at(grid, fn, sigma, estimator).argmin(0)]

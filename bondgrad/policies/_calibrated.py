@@ -31,9 +31,9 @@ CALM, SOUND = 0.03, 0.8  # hardly any stretching, few failures
 FACTORS = torch.logspace(-2, 1, 25, base=2, dtype=torch.float32, device="cpu")[:, None]  # [25, 1] for one change
 PAST = 0.5  # its weight when noise or spread are measured again
 ANOTHER = 4.0  # times the noise, as a variance: then the past has no weight
-SHRUNK = 4.0  # times smaller may the spread be than it was, before steps shrink with it
-LOST = 8.0, 100.0  # factors of spread, either way, and of noise: then all begins anew, if so many rows say so,
-CERTAIN, DROWNED = 8, 0.1  # and if that noise is more than that part of the slopes' square
+SHRUNK, ENOUGH_ROWS = 8.0, 8  # times smaller may the spread of a batch be, before steps shrink with it
+LOST = 100.0  # times the noise, as a variance: then all begins anew, if it is a good part of the slopes' square
+CERTAIN, DROWNED = 4, 0.1  # rows that must agree; that part
 SUMS = 6  # see `_sums`
 
 
@@ -54,13 +54,13 @@ class Calibrated(Policy):
     out nothing is known. An input that shows no signal follows the others.
 
     At the first step of all a ladder of steps is climbed, and each input starts where two rungs agree best. So it is
-    again when inputs or noise are suddenly of another size.
+    again when there is suddenly much more noise.
 
     `BlackBox`'s `noise=` has no influence. Works with every estimator; of one with directions, such as `Simultaneous`,
     all inputs of which move together, only the common length of the steps is adjusted.
     """
 
-    share = 0.045
+    share = 0.04
 
     def __repr__(self) -> str:
         return "Calibrated()"
@@ -124,9 +124,8 @@ class Calibrated(Policy):
         """See `Policy.steps`."""
         h = state["step"].to(batch.x.dtype)
         size = h
-        if batch.rows >= CERTAIN:  # inputs may have shrunk since the last trial
-            spread, _ = spread_of(batch.x, batch.sums, batch.rows)
-            size = h * (SHRUNK * spread / state["spread"]).clamp(max=1).to(h.dtype)
+        if batch.rows >= ENOUGH_ROWS:
+            size = h * _shrinking(state, spread_of(batch.x, batch.sums, batch.rows)[0]).to(h.dtype)
         return Steps(size.expand(n, *batch.x.shape), batch.uniform(n), h, h)
 
     def standard_error(self, state: State, size: Tensor) -> Tensor:
@@ -160,12 +159,14 @@ class Calibrated(Policy):
         if self.lost(state) or not float(summary[0].amax()) > 0:  # no trial
             return state
         spread = spread / tried
-        if _is_another_box(state, summary, spread):
+        if _is_another_box(state, summary):
             return {name: value.to(spread.device) for name, value in self.init(len(spread)).items()}
-        past = PAST if float(state["spread"].amin()) > 0 else 0.0
+        shrinking = _shrinking(state, spread) if rows >= ENOUGH_ROWS else torch.ones_like(spread)  # as `steps` had it
+        new = (shrinking < 1) | (state["spread"] == 0)
         state = state | {
-            "sums": state["sums"] + summary[:SUMS],
-            "spread": torch.lerp(spread, state["spread"], past),
+            "step": state["step"] * shrinking,
+            "sums": torch.where(new, 0, state["sums"]) + summary[:SUMS],
+            "spread": torch.where(new, spread, torch.lerp(spread, state["spread"], PAST)),
         }
         a_trial = min(TRIAL, FEW * float(summary[0].amax()))
         wanted = a_trial * ROUNDS[min(int(state["round"]), len(ROUNDS) - 1)]
@@ -180,16 +181,18 @@ def _more_rungs(first: First) -> int:
     return min(MORE, max(0, 1 + math.ceil(math.log(BELOW * float(range_), 4)) - RUNGS))
 
 
-def _is_another_box(state: State, summary: Tensor, spread: Tensor) -> bool:
-    """Whether inputs or noise are so different from what they were that the steps have nothing to do with them."""
+def _shrinking(state: State, spread: Tensor) -> Tensor:
+    """By what steps are to be multiplied, [d], where inputs vary much less than at the last trial; else 1."""
+    return (SHRUNK * spread / state["spread"]).clamp(max=1)
+
+
+def _is_another_box(state: State, summary: Tensor) -> bool:
+    """Whether there is so much more noise than there was that the steps have nothing to do with it."""
     rows, _, square, _, sound, noise = summary[:SUMS]
-    if float(rows.amax()) < CERTAIN or not float(state["spread"].amin()) > 0:  # which several processes do not know yet
-        return False
-    change = (spread / state["spread"]).log().abs().median()
     share = (noise / sound).nanmedian()
     before = (state["noise"] / state["step"].square()).median()
-    noisy = (share > LOST[1] * before) & (share > DROWNED * (square / rows).median()) & (state["round"] > 0)
-    return bool((change > math.log(LOST[0])) | noisy)
+    lost = (share > LOST * before) & (share > DROWNED * (square / rows).median())
+    return bool(lost & (rows.amax() >= CERTAIN) & (state["round"] > 0))
 
 
 def _sums(state: State, trial: Trial, estimator: "Estimator") -> Tensor:
