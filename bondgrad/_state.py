@@ -78,15 +78,15 @@ class Schedule:
         self.steps = 0  # of training, since then
         self.credit = 0  # evaluations in training
         self.spent = 0  # evaluations in trials
-        self.last = (0, 0)  # of the last trial: the credit then, and its price
+        self.last = (0, 0, 0)  # of the last trial: steps and credit then, and its price
         self.noise = 0.0  # half-width of the noise on the outputs as measured; 0: not known yet
         self.seeds = 0  # given to the box, if it takes them
 
     def due(self, share: float, early: bool) -> bool:
         """Whether to try the box out in the next step; `early`: at first more often than the share pays for."""
-        soon = early and self.trials < EARLY and self.steps >= 2 ** (self.trials - 1)
-        then, price = self.last
-        paid = (self.credit - then) * share >= price
+        steps, credit, price = self.last
+        soon = early and self.trials < EARLY and self.steps - steps >= 2 ** (self.trials - 1)
+        paid = (self.credit - credit) * share >= price
         overdraft = FREE * self.credit / max(1, self.steps)
         return self.trials == 0 or soon or (paid and self.credit * share >= self.spent - overdraft)
 
@@ -99,9 +99,9 @@ class Schedule:
         """After a trial."""
         self.trials += 1
         self.spent += evaluations
-        self.last = (self.credit, evaluations)
+        self.last = (self.steps, self.credit, evaluations)
 
     def begin(self) -> None:
         """Anew: the box is another."""
         self.trials = self.steps = self.credit = self.spent = 0
-        self.noise = 0.0
+        self.last, self.noise = (0, 0, 0), 0.0

@@ -53,9 +53,9 @@ class BlackBox(nn.Module):
         in_features: Width of x.
         out_features: Width of the answer. None: learnt from the first call.
         estimator: "central" (BOND), "forward", "simultaneous" (BONDS), or an instance from `bondgrad.estimators`.
-        policy: "bond", "calibrated", or an instance from `bondgrad.policies`.
-        noise: Half-width b of the noise on the function's outputs, for policies that ask for it. None: the rounding of
-            their floating-point type. "auto": measured in the first training step, and now and then afterwards.
+        policy: "calibrated" (measures the noise), "bond" (the paper's), or an instance from `bondgrad.policies`.
+        noise: Half-width b of the noise on the function's outputs, for policy="bond" and structure="auto". None: the
+            rounding of their floating-point type. "auto": measured at the first training step, and now and then again.
         limits: (low, high), each a number or one number per input. No point outside is ever evaluated: x is clamped,
             and the gradient found at the clamped point is passed on. (A NaN in x is passed on to fn.)
         structure: Which outputs depend on which inputs; inputs that share none move together, and a gradient costs
@@ -66,7 +66,7 @@ class BlackBox(nn.Module):
         state: For a box with memory, fn(x, state, *context) -> (y, state): the state it begins with, tensors [N, ...]
             with one entry per row, or [1, ...]. The forward pass moves it on, the backward pass starts from what it
             was. Evaluation mode has a state of its own, which begins anew whenever that mode is entered. An fn with
-            methods `snapshot()` and `restore(snapshot)` keeps its own state instead, and is recognised.
+            methods `snapshot()` and `restore(snapshot)` keeps its own state, and is recognised.
         evaluator: Where rows are evaluated. None: `evaluators.Local()`, in this process.
         on_failure: When a perturbed row comes back non-finite: "degrade" uses what is left (the other side of the pair,
             or nothing: a zero) for its entry of the gradient and warns once, on an accelerator when `stats` is read;
@@ -91,7 +91,7 @@ class BlackBox(nn.Module):
         out_features: int | None = None,
         *,
         estimator: str | Estimator = "central",
-        policy: str | Policy = "bond",
+        policy: str | Policy = "calibrated",
         noise: float | str | None = None,
         limits: tuple[Any, Any] | None = None,
         structure: "str | Structure | Tensor | np.ndarray | None" = None,
@@ -274,7 +274,7 @@ class BlackBox(nn.Module):
     def standard_error(self, step: Step) -> Tensor:
         """What noise does to the gradient that a step hook was just given: the standard deviation of each entry.
 
-        For policies that measure noise. Of rows that the estimator scales to norm 1, before that.
+        For policies that measure noise; NaN until they have. Of rows scaled to norm 1, before that.
         """
         return standard_error(self, step)
 

@@ -38,7 +38,6 @@ def main() -> None:
         device,
         in_features=2,
         limits=(-1, 1),
-        noise=1e-3,
         evaluator=bondgrad.evaluators.Local(max_rows=1),
         seed=0,
     )

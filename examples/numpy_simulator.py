@@ -32,7 +32,7 @@ def main() -> None:
     """Train a network that chooses the launch from target and wind."""
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 2), nn.Tanh())
-    box = bondgrad.BlackBox(simulator, in_features=2, limits=([0.2, 4.0], [1.3, 16.0]), noise=1e-6, seed=0)
+    box = bondgrad.BlackBox(simulator, in_features=2, limits=([0.2, 4.0], [1.3, 16.0]), seed=0)
     centre, reach = torch.tensor([0.75, 10.0]), torch.tensor([0.5, 5.5])
     optimizer = torch.optim.Adam(network.parameters(), lr=3e-3)
     for step in range(301):

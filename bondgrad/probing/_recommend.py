@@ -20,17 +20,6 @@ class Argument:
     reason: str
 
 
-def choose_policy(report: "Report") -> Argument | None:
-    """The policy, where the default is not the best."""
-    if choose_noise(report) is not None:
-        return Argument("policy", '"calibrated"', "measures noise and curvature for itself, and steps accordingly")
-    if report.smoothness is not None and report.smoothness.kind in ("kinks", "jumps"):
-        return Argument(
-            "policy", '"calibrated"', f"it is not smooth ({report.smoothness.kind}): steps follow what they meet"
-        )
-    return None
-
-
 def choose_noise(report: "Report") -> Argument | None:
     """The half-width of the noise, where it is more than the rounding that is assumed anyway."""
     random, rounding = report.randomness, report.rounding
@@ -53,8 +42,6 @@ def recommend(report: "Report") -> list[Argument]:
     wanted = [
         Argument("in_features", str(report.in_features), "the width of its rows"),
         Argument("out_features", str(report.out_features), "the width of its answers") if report.out_features else None,
-        choose_noise(report),
-        choose_policy(report),
     ]
     if report.limits is not None:
         low, high = report.limits
@@ -65,6 +52,8 @@ def recommend(report: "Report") -> list[Argument]:
         saving = f"{2 * found.groups:,} evaluations a row instead of {2 * found.inputs:,}"
         value = '"auto"' if found.blocks is None else f"bondgrad.structure.Blocks({found.blocks[0]}, {found.blocks[1]})"
         wanted.append(Argument("structure", value, saving))
+        if found.blocks is None:
+            wanted.append(choose_noise(report))  # the search for structure asks for it; steps do not
     if report.speed is not None and not report.speed.takes_many_rows:
         wanted.append(Argument("evaluator", "bondgrad.evaluators.Local(max_rows=1)", "it takes one row at a time"))
     return [argument for argument in wanted if argument is not None]
