@@ -11,6 +11,7 @@ from torch import nn
 
 from bondgrad import probe
 from bondgrad.networks import ffnn
+from bondgrad.probing._recommend import choose_noise
 from bondgrad.testing.boxes import Sparse, TanhNetwork
 from tests.helpers import needs_cuda, noisy
 from tests.patterns import blocks
@@ -94,7 +95,7 @@ def test_coarse_arithmetic_inside(rounded, name):
     first, second = (0.3 * torch.randn(*shape) for shape in ((D, 30), (30, 3)))
     report = probe(lambda x: rounded(torch.tanh(rounded(x) @ rounded(first))) @ rounded(second), rows())
     assert name in report.rounding.precision
-    assert "noise" in report.reasons
+    assert "coarser than its answers" in choose_noise(report).reason
 
 
 def test_dropout():
@@ -153,7 +154,8 @@ def test_a_noisy_device(name):
     assert all(abs(b / 3e-3 - 1) < 0.3 for b in report.randomness.half_width)
     assert report.randomness.generator is None
     assert report.steps.best >= 0.03
-    assert {"noise", "policy"} <= set(report.reasons)
+    assert choose_noise(report).value == f"{report.randomness.noise:.2g}"
+    assert set(report.reasons) == {"in_features", "out_features"}  # the policy measures noise itself
     assert not report.history.drifts
     assert not report.history.remembers
     assert not report.company.matters
@@ -239,7 +241,7 @@ def test_decimals_and_converters():
     report = probe(lambda x: (100 * torch.sin(x)).round() / 100, rows())
     assert "quantised in steps of 0.01" in report.verdict
     assert "decimals" in report.rounding.words
-    assert report.reasons["noise"].startswith("half a step")
+    assert choose_noise(report).value == "0.005"
     step = 2 / 255
     found = probe(lambda x: (torch.tanh(x) / step).round() * step, rows()).rounding
     assert found.quantum == pytest.approx([step] * D, rel=1e-3)
@@ -252,7 +254,7 @@ def test_kinks_jumps_and_saturation():
     assert probe(network(nn.Tanh()), rows()).smoothness.kind == "smooth"
     jumping = probe(lambda x: torch.floor(3 * x).cumsum(1) + x, rows())
     assert jumping.smoothness.kind == "jumps"
-    assert "policy" in jumping.reasons
+    assert jumping.smoothness.jump > 0.1
     assert "saturated" in probe(lambda x: torch.tanh(20 * x), rows()).verdict
     assert "constant" in probe(lambda x: 0 * x + 1, rows()).verdict
 
@@ -303,7 +305,7 @@ def test_structure():
     assert report.dependence.blocks == (5, 3)
     assert "10 blocks of 5 inputs: 10 evaluations a row" in str(report)
     assert "Blocks(5, 3)" in report.code
-    assert report.cost(batch=2)["central"].evaluations == 2 * 11
+    assert report.cost(batch=100)["central"].evaluations == 100 * (1 + 1.04 * 10)
     assert probe(simulator, rows()).dependence.groups == D
 
 
