@@ -143,11 +143,11 @@ def render(report: Report, batch: int = BATCH, steps: int = STEPS) -> Renderable
     for text in report.warnings:
         findings.add_row("[yellow]Mind[/]", Text(text))
     costs = Table(title=f"Cost of {steps:,} training steps of {batch} rows, the box alone", title_justify="left")
-    for heading in ("estimator", "evaluations a step", "time of a step", "in all"):
+    for heading in ("estimator", "evaluations a step", "time of a step", "in all", ""):
         costs.add_column(heading, justify="left" if heading == "estimator" else "right")
     for estimator, cost in report.cost(batch, steps).items():
         times = ["-" if cost.seconds is None else duration(n * cost.seconds) for n in (1, steps)]
-        costs.add_row(estimator, f"{cost.evaluations:,}", *times)
+        costs.add_row(estimator, f"{cost.evaluations:,}", *times, "extrapolated" if cost.extrapolated else "")
     code = Syntax(report.code, "python", background_color="default", word_wrap=True)
     verdict = Panel(Text(report.verdict, style="bold green"), title=report.name, title_align="left")
     return Group(verdict, Text(report.about, style="dim"), "", findings, "", code, "", costs)

@@ -1,6 +1,7 @@
 """Asking a box, within a budget of evaluations and of time, and never outside its limits."""
 
 import contextlib
+import inspect
 import math
 import time
 from collections.abc import Callable
@@ -8,15 +9,16 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bondgrad._arguments import Limits
 from bondgrad._function import RowFunction, is_out_of_memory, keeper
 from bondgrad.errors import BoxError
 
 PORTION = 512  # most rows in a call, other than to see how fast large calls are
+COMPANY = 8  # rows of a call with several, where their number does not matter
+AGAIN = 6  # times that a call is made again, where calls fail at random
 SLICE = 1.0  # seconds that a call should take at most, so that an end of time is noticed
-FIRST = 8  # rows that are tried before a box is believed not to work
 
 
 class LeftOut(Exception):  # noqa: N818 - it is no error
@@ -63,11 +65,17 @@ class Asker:
         self.noise = torch.zeros(0, dtype=torch.float64)  # [d_out] standard deviation, once it is known
         self.largest = torch.zeros(0, dtype=torch.float64)  # [d_out] deviation from the mean that was seen
         self.shared = False  # whether all rows of a call have the same noise
+        self.by_place = False  # whether the noise is the same in every call, and another at every place in it
+        self.remembers = False  # whether answers depend on the call before, once that is known
         self.eps = torch.finfo(self.dtype).eps  # of the answers, relative, once they are known
         self.floor = 0.0  # of its arithmetic, relative, once it is known
         self.y = self.x.new_full((len(self.x), 0), math.nan)  # [n, d_out], filled in by `look`
         self.least, self.most = 1, PORTION  # rows that the box takes in a call
-        self.seconds_per_row = 0.0
+        self.refused: int | None = None  # rows of the smallest call that was too large for it
+        self.flaky = 0  # calls, or rows, that failed and, asked again, did not
+        self.seconds_per_call, self.seconds_per_row = 0.0, 0.0  # a call of n rows takes the one, and n times the other
+        self.seed: int | None = None  # for a box that takes one; None: none, or a new one in every call if it must
+        self._needs_seed = self.function.seed_position is not None and _needs_seed(fn)
         self.asked = 0  # rows of x
         self.errors: dict[str, int] = {}  # what it raised, and how often, since this was last cleared
         self._start = time.perf_counter()
@@ -98,13 +106,20 @@ class Asker:
         y = self.y[self.usable]
         spread = y.std(0) if len(y) > 1 else torch.zeros_like(self.scale)
         scale = self.scale
-        flat = spread <= 1e-12 * scale
+        flat = spread <= self.eps * scale
         return torch.where(flat, torch.where(scale > 0, scale, 1.0), spread)
 
     @property
     def rounding(self) -> Tensor:
-        """[d_out] a change of this size may come from rounding, such as when rows are grouped into other calls."""
-        return max(64 * self.eps, 16 * self.floor) * self.scale
+        """[d_out] a change of this size may come from rounding, such as when rows are grouped into other calls.
+
+        Once its floor is known, that is what it goes by: outputs with an offset are larger than what they say.
+        """
+        scale = self.scale
+        if self.floor > 0:
+            return max(2 * self.eps, 16 * self.floor) * scale
+        noisy = torch.minimum(64 * self.eps * scale, torch.maximum(4 * self.noise, 2 * self.eps * scale))
+        return torch.where(self.noise > 0, noisy, 64 * self.eps * scale)
 
     def certain(self, n: int) -> Tensor:
         """[d_out] a difference between two means of n answers that is more than noise and rounding make.
@@ -123,12 +138,32 @@ class Asker:
         """Seconds."""
         return max(0.0, self._end - time.perf_counter())
 
+    @property
+    def at_once(self) -> int:
+        """Rows of a call, so that it takes no more than a slice of time (or one row does)."""
+        spare = max(SLICE - self.seconds_per_call, self.seconds_per_call)
+        if self.seconds_per_row * self.most <= spare:
+            return self.most
+        return max(self.least, int(spare / self.seconds_per_row))
+
     def affordable(self) -> int:
-        """Evaluations that may still be made, given how long one takes."""
+        """Evaluations that may still be made, in calls as large as possible, given how long they take."""
         left = self.budget - self.function.evaluations
-        if self.seconds_per_row > 0:
-            left = min(left, int(self.time_left() / self.seconds_per_row))
+        each = self.seconds_per_row + self.seconds_per_call / self.at_once
+        if each > 0:
+            left = min(left, int(self.time_left() / each))
         return max(0, left)
+
+    def affordable_calls(self) -> int:
+        """Calls with few rows that there is time for."""
+        each = self.seconds_per_call + self.seconds_per_row
+        return int(self.time_left() / each) if each > 0 else self.budget
+
+    def learn_speed(self, times: list[tuple[int, float]]) -> None:
+        """From rows of calls, ascending, and their seconds."""
+        (few, quick), (many, long) = times[0], times[-1]
+        self.seconds_per_row = max(0.0, long - quick) / (many - few) if many > few else 0.0
+        self.seconds_per_call = max(0.0, quick - few * self.seconds_per_row)
 
     def realise(self, points: Tensor) -> Tensor:
         """Points [..., d] as the box would be given them: rounded, and kept to the limits."""
@@ -142,7 +177,8 @@ class Asker:
             raise LeftOut
         if self._keeper is not None:
             self._keeper.restore(self._kept)
-        made = self.realise(points).to(self.dtype).to(self.device)
+        made = self.realise(points).to(self.dtype).to(self.device).clone()  # a box may write into what it is given
+        self.function.seed = self.function.calls if self.seed is None and self._needs_seed else self.seed
         nearby = [c[rows.to(c.device)] for c in self.context]
         with contextlib.nullcontext() if self._default.type == "cpu" else self._default:
             y = self.function(made, *nearby)
@@ -154,13 +190,20 @@ class Asker:
 
     def ask(self, points: Tensor, rows: Tensor) -> Tensor:
         """The box at points [n, d] near rows [n], in calls that it can take; NaN where it raised: [n, d_out]."""
-        at_once = self.most
-        if self.seconds_per_row > 0:
-            at_once = max(1, min(at_once, int(SLICE / self.seconds_per_row)))
         if len(points) > self.affordable():
             raise LeftOut
-        parts = [self._answered(points[i : i + at_once], rows[i : i + at_once]) for i in range(0, len(points), at_once)]
-        return torch.cat(parts)
+        parts, first = [], 0
+        while first < len(points):
+            part = slice(first, first + self.at_once)  # which an answer may teach to be less
+            parts.append(self._answered(points[part], rows[part]))
+            first += len(parts[-1])
+        y = torch.cat(parts)
+        for _ in range(AGAIN if self.flaky else 0):
+            bad = (~torch.isfinite(y).all(1)).nonzero().squeeze(1)
+            if len(bad) == 0 or len(bad) > self.affordable():
+                break
+            y[bad] = torch.cat([self._answered(points[i], rows[i]) for i in torch.split(bad, self.at_once)])
+        return y
 
     def _answered(self, points: Tensor, rows: Tensor) -> Tensor:
         """One call, or, where it raises, as many as it takes to see which rows are at fault."""
@@ -168,59 +211,68 @@ class Asker:
         if n < self.least:  # in company, where the box does not take rows alone
             extra = torch.arange(self.least - n) % self.rows
             return self._answered(torch.cat((points, self.x[extra])), torch.cat((rows, extra)))[:n]
+        failed = sum(self.errors.values())
         try:
             return self.call(points, rows)
         except Exception as error:
             crowded = is_out_of_memory(error)
             if not isinstance(error, BoxError) and (not crowded or n <= self.least):
                 raise
+            if n <= self.least:
+                return self._failed(points, rows, error)
             if crowded:
-                self.most = min(self.most, max(self.least, n // 2))
-            elif n <= self.least:
-                cause = error.__cause__
-                name = type(cause).__name__ if cause is not None else "a wrong shape"
-                self.errors[name] = self.errors.get(name, 0) + n
-                return torch.full((n, self.y.shape[1]), math.nan, dtype=torch.float64)
-            half = n // 2
-            return torch.cat((self._answered(points[:half], rows[:half]), self._answered(points[half:], rows[half:])))
+                self._refuse(n)
+        half = n // 2
+        y = torch.cat((self._answered(points[:half], rows[:half]), self._answered(points[half:], rows[half:])))
+        if not crowded and sum(self.errors.values()) == failed:  # no row is at fault: is it their number, or chance?
+            with contextlib.suppress(LeftOut):
+                whole = self._again(points, rows)
+                if whole is None:
+                    self._refuse(n)
+        return y
 
-    def meet(self) -> None:
-        """The first questions: does it answer at all, alone and in company? Learns `least`, `most` and the width.
+    def _again(self, points: Tensor, rows: Tensor) -> Tensor | None:
+        """A call that failed, made once more, or, of a box known to fail at random, some times more; None: in vain."""
+        for _ in range(AGAIN if self.flaky else 1):
+            with contextlib.suppress(BoxError):
+                y = self.call(points, rows)
+                self.doubt(1)
+                return y
+        return None
 
-        Raises:
-            BoxError: If it answers neither.
-        """
-        first: BoxError | None = None
-        for row in range(min(self.rows, FIRST)):
-            try:
-                self._learn(self.call(self.x[row : row + 1], torch.tensor([row])))
-                break
-            except BoxError as error:
-                first = first or error
-            except LeftOut:
-                raise (first or LeftOut()) from None
-        else:
-            assert first is not None
-            several = torch.arange(FIRST) % self.rows
-            try:
-                self._learn(self.call(self.x[several], several))
-            except (BoxError, LeftOut):
-                raise first from first.__cause__
-            self.least = 2
-        same = torch.full((2,), row)
-        try:
-            self.call(self.x[same], same)
-        except BoxError:
-            self.most = 1
-        start = time.perf_counter()  # not at the first call, which may have had to load something
-        self.call(self.x[same[: self.least]], same[: self.least])
-        self.seconds_per_row = (time.perf_counter() - start) / self.least
+    def doubt(self, times: int) -> None:
+        """So many failures were chance. What was taken for a limit of its calls before may have been no more."""
+        if times > 0 and self.flaky == 0:
+            self.refused, self.most = None, PORTION
+        self.flaky += times
 
-    def _learn(self, y: Tensor) -> None:
+    def _failed(self, points: Tensor, rows: Tensor, error: Exception) -> Tensor:
+        """The answer if it comes when a call that raised is made again; else NaN, and a note of the error."""
+        with contextlib.suppress(LeftOut):
+            again = self._again(points, rows)
+            if again is not None:
+                return again
+        cause = error.__cause__
+        name = type(cause).__name__ if cause is not None else "a wrong shape"
+        self.errors[name] = self.errors.get(name, 0) + len(points)
+        return torch.full((len(points), self.y.shape[1]), math.nan, dtype=torch.float64)
+
+    def _refuse(self, n: int) -> None:
+        """So many rows are too many."""
+        self.refused = n if self.refused is None else min(n, self.refused)
+        self.most = min(self.most, max(self.least, n // 2))
+
+    def learn(self, y: Tensor) -> None:
         """The width and the precision of the answers, from one of them."""
         self.eps = self.function.rounding or self.eps
         self.y = torch.full((self.rows, y.shape[1]), math.nan, dtype=torch.float64)
         self.noise = self.largest = torch.zeros(y.shape[1], dtype=torch.float64)
+
+    def settle(self) -> None:
+        """Ask a box that remembers about the same few rows, so that calls to be compared have the same past."""
+        if self.remembers:
+            some = self.usable[: max(COMPANY, self.least)]
+            self.ask(self.x[some], some)
 
     def look(self) -> None:
         """Ask about the typical rows, or about as many as a tenth of the budget allows."""
@@ -251,3 +303,9 @@ def _spread(x: Tensor, low: Tensor | None, high: Tensor | None) -> Tensor:
         room = (high - low) / 4
         other = torch.where(torch.isfinite(room), torch.minimum(other, room), other)
     return torch.where(spread > 1e-9 * size, spread, other)
+
+
+def _needs_seed(fn: Callable[..., Any]) -> bool:
+    """Whether a function that takes a seed cannot be called without."""
+    parameter = inspect.signature(fn.forward if isinstance(fn, nn.Module) else fn).parameters["seed"]
+    return parameter.default is parameter.empty

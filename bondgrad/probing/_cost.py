@@ -16,6 +16,7 @@ class Cost:
     evaluations: int  # of a training step, with those of the forward pass
     seconds: float | None  # of a training step; None: the speed is not known
     hours: float | None  # of the whole training
+    extrapolated: bool  # whether its calls have more rows than any that was timed
 
 
 def predict(report: "Report", batch: int, steps: int) -> dict[str, Cost]:
@@ -29,5 +30,6 @@ def predict(report: "Report", batch: int, steps: int) -> dict[str, Cost]:
         if report.speed is not None:
             seconds = report.speed.seconds(batch) + trials * report.speed.seconds(batch * moved)
         evaluations = round(batch * (1 + trials * moved))
-        costs[estimator] = Cost(evaluations, seconds, None if seconds is None else steps * seconds / 3600)
+        beyond = report.speed is not None and report.speed.extrapolated(batch * moved)
+        costs[estimator] = Cost(evaluations, seconds, None if seconds is None else steps * seconds / 3600, beyond)
     return costs

@@ -16,6 +16,7 @@ from bondgrad.probing._asker import Asker, LeftOut
 from bondgrad.probing._company import measure_company
 from bondgrad.probing._dependence import measure_dependence
 from bondgrad.probing._history import Looks, measure_memory
+from bondgrad.probing._meeting import meet
 from bondgrad.probing._randomness import measure_randomness
 from bondgrad.probing._ranges import measure_ranges
 from bondgrad.probing._report import TITLES, Report
@@ -113,7 +114,7 @@ class Session:
         asker, generator = self.asker, self._random
         with no_trace(self._fn):
             yield "First questions"
-            self._attempt("First questions", asker.meet)
+            self._attempt("First questions", lambda: meet(asker))
             self._attempt("Typical rows", asker.look)
             if len(asker.usable) == 0:
                 self._left_out.append(f"all else: no finite answer at {asker.asked} rows that were asked")
@@ -123,13 +124,13 @@ class Session:
             measurements: dict[str, Callable[[], Any]] = {
                 "randomness": lambda: measure_randomness(asker, generator),
                 "speed": lambda: measure_speed(asker),
+                "memory": lambda: measure_memory(asker, generator),
                 "rounding": lambda: measure_rounding(asker, generator, asker.y),
                 "steps": lambda: measure_steps(asker, generator),
                 "company": lambda: measure_company(asker, generator),
                 "smoothness": lambda: measure_smoothness(asker, generator),
                 "sensitivity": lambda: measure_sensitivity(asker, generator),
                 "ranges": lambda: measure_ranges(asker, generator),
-                "memory": lambda: measure_memory(asker, generator),
                 "dependence": lambda: measure_dependence(asker, generator),
             }
             for name, measure in measurements.items():
@@ -140,6 +141,8 @@ class Session:
                     continue
                 self._attempt("", looks.look)
                 self._found[name] = self._attempt(title, measure)
+                if name == "memory" and self._found[name] is not None:
+                    asker.remembers = self._found[name][0]
                 if name == "rounding" and self._found[name] is not None:
                     self._compare(generator)
             yield TITLES["history"]
@@ -158,6 +161,7 @@ class Session:
             is_module=isinstance(self._fn, nn.Module),
             sample=self._sample,
             limits=None if self._limits is None else self._limits.numbers(),
+            flaky=asker.flaky,
             left_out=list(self._left_out),
             evaluations=function.evaluations,
             calls=function.calls,

@@ -1,10 +1,7 @@
 """Whether the same question gets the same answer, and if not, where the difference comes from."""
 
 import contextlib
-import functools
-import inspect
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +14,8 @@ from bondgrad.probing._asker import Asker, LeftOut
 from bondgrad.probing._traces import RandomStates
 from bondgrad.probing._words import percent
 
-ROWS, REPEATS = 4, 16
+ROWS, REPEATS = 16, 16
+NOISIEST = 4  # rows at which the source is looked for
 CHECKS = 4  # of the source of random numbers
 OWNERS = {"torch": "torch's generator", "numpy": "numpy's global generator", "python": "Python's random module"}
 
@@ -33,6 +31,7 @@ class Randomness:
     half_width: list[float]  # of every output: 95 of 100 answers lie no farther from their mean
     relative: float  # standard deviation over the spread of the outputs, root mean square
     within_a_call: bool  # whether the same row twice in a call gets two answers
+    by_place: bool  # whether these two answers are the same in every call
     generator: str | None  # the global random numbers that it draws from: "torch", "numpy", "python"
     takes_seed: bool  # a keyword `seed` makes it repeat itself
     modules: list[str]  # that are random or look at the whole batch, in training mode
@@ -59,13 +58,15 @@ class Randomness:
             return f"Asked again, it gives the same answers {same}."
         text = f"Random: 95 of 100 answers lie within ±{self.noise:.2g} ({percent(self.relative)} of the spread, "
         text += f"standard deviation {max(self.std):.2g} at most)."
-        if not self.within_a_call:
+        if self.by_place:
+            text += " The same noise comes in every call, by place in the call: as if its seed were reset in each."
+        elif not self.within_a_call:
             text += " All rows of a call share the same noise."
         if self.takes_seed:
             text += " It takes a seed: two calls with the same one agree."
         elif self.generator is not None:
             text += f" It draws from {OWNERS[self.generator]}: reset that, and it repeats itself."
-        else:
+        elif not self.by_place:
             text += " No global random numbers are behind it: a device, or a generator of its own."
         if self.modules:
             text += f" In training mode: {', '.join(self.modules)}."
@@ -75,8 +76,8 @@ class Randomness:
 
 
 def measure_randomness(asker: Asker, generator: torch.Generator) -> Randomness:
-    """Ask a few rows again and again; if the answers differ, look for the source."""
-    repeats = max(3, min(REPEATS, asker.affordable() // 20))
+    """Ask some rows again and again; if the answers differ, look for the source."""
+    repeats = max(3, min(REPEATS, asker.affordable() // 20, asker.affordable_calls() // 6))
     rows = asker.choose(min(ROWS, max(1, asker.affordable() // 100)), generator)
     if asker.least > len(rows):
         rows = rows.repeat(asker.least)
@@ -86,14 +87,11 @@ def measure_randomness(asker: Asker, generator: torch.Generator) -> Randomness:
     together = again
     if asker.most > 1:
         together = asker.ask(x.repeat_interleave(repeats, 0), rows.repeat_interleave(repeats)).view_as(again)
-    std, rounding = deviation(again), asker.rounding
-    within = deviation(together)
-    asker.shared = asker.most > 1 and bool((within <= rounding).all())
-    std = torch.maximum(std, within)
-    deterministic = bool((std <= rounding).all())
-    asker.noise = torch.where(std > rounding, std, 0.0)
-    far = (again - again.nanmean(1, keepdim=True)).abs().nan_to_num(0).amax((0, 1))
-    asker.largest = torch.where(std > rounding, far, 0.0)
+    failed = ~torch.isfinite(torch.stack((again, together))).all(3)  # [2, r, repeats]
+    asker.doubt(int(failed[:, ~failed.all(2).all(0)].sum()))
+    _learn_noise(asker, again, together)
+    noise, rounding = asker.noise, asker.rounding
+    deterministic = not bool((noise > 0).any())
     fn = asker.function.fn
     found: dict[str, Any] = {"generator": None, "takes_seed": False, "quiet_in_eval": None}
     names = restless(fn)
@@ -103,22 +101,44 @@ def measure_randomness(asker: Asker, generator: torch.Generator) -> Randomness:
                 one, other = asker.ask(x, rows), asker.ask(x, rows)
             found["quiet_in_eval"] = same(one, other, rounding)
         if not deterministic:
+            by_row = torch.stack([(deviation(again[[i]]) / asker.output_spread).norm() for i in range(len(rows))])
+            noisiest = by_row.topk(min(len(rows), max(NOISIEST, asker.least))).indices
+            x, rows = x[noisiest], rows[noisiest]
             found["takes_seed"] = _takes_seed(asker, x, rows)
             many = repeats if asker.most > 1 else 1
-            found["generator"] = _find_generator(asker, x.repeat(many, 1), rows.repeat(many))
-    exact = torch.equal(again.nan_to_num(0), again[:, :1].expand_as(again).nan_to_num(0))
+            if not asker.by_place:
+                found["generator"] = _find_generator(asker, x.repeat(many, 1), rows.repeat(many))
+    half = torch.maximum(_half_width(again), _half_width(together))
+    half = torch.where(half > 0, half, 2 * noise)  # of noise that is nearly always absent
+    still = (again - again[:, :1]).nan_to_num(0)
     return Randomness(
         deterministic=deterministic,
-        exact=exact,
-        moving=deterministic and not bool((again[:, -1] - again[:, 0]).abs().nan_to_num(0).le(rounding).all()),
-        std=asker.noise.tolist(),
-        half_width=torch.where(std > rounding, _half_width(again), 0.0).tolist(),
-        relative=float((asker.noise / asker.output_spread).square().mean().sqrt()),
+        exact=not bool((still != 0).any()),
+        moving=deterministic and not bool((still[:, -1].abs() <= rounding).all()),
+        std=noise.tolist(),
+        half_width=torch.where(noise > 0, half, 0.0).tolist(),
+        relative=float((noise / asker.output_spread).square().mean().sqrt()),
         within_a_call=not asker.shared,
+        by_place=asker.by_place,
         modules=names,
         repeats=repeats,
         **found,
     )
+
+
+def _learn_noise(asker: Asker, again: Tensor, together: Tensor) -> None:
+    """What answers [r, repeats, d_out] to the same questions, in several calls and in one, say of the noise.
+
+    The same calls agree to the last bits but for noise. Within a call rounding may go by place.
+    """
+    unit, rounding = 2 * asker.eps * asker.scale, asker.rounding
+    between, within = deviation(again), deviation(together)
+    random, placed = between > unit, (between <= unit) & (within > rounding)
+    far = torch.stack([(t - t.nanmean(1, keepdim=True)).abs().nan_to_num(0).amax((0, 1)) for t in (again, together)])
+    asker.shared = asker.most > 1 and bool(random.any()) and bool((within <= torch.maximum(unit, between / 10)).all())
+    asker.by_place = bool(placed.any()) and not bool(random.any())
+    asker.noise = torch.where(random | placed, torch.maximum(between, within), 0.0)
+    asker.largest = torch.where(random | placed, far.amax(0), 0.0)
 
 
 def deviation(answers: Tensor) -> Tensor:
@@ -162,26 +182,17 @@ def _repeats_itself(asker: Asker, x: Tensor, rows: Tensor, name: str) -> bool:
 
 
 def _takes_seed(asker: Asker, x: Tensor, rows: Tensor) -> bool:
-    """Whether fn has a keyword `seed`, and repeats itself when it is given."""
-    fn: Callable[..., Any] = asker.function.fn
-    try:
-        parameters = inspect.signature(fn.forward if isinstance(fn, nn.Module) else fn).parameters
-    except (ValueError, TypeError):
-        return False
-    if "seed" not in parameters:
+    """Whether fn has a parameter `seed`, and repeats itself when it is given the same."""
+    if asker.function.seed_position is None:
         return False
     x, rows = x[: asker.most], rows[: asker.most]
-    plain = asker.function
-    seeded = plain.replaced(functools.partial(fn, seed=0))
-    seeded.interfaces = plain.interfaces
-    asker.function = seeded
+    asker.seed = 0
     try:
         return same(asker.call(x, rows), asker.call(x, rows), asker.rounding)
     except BoxError:
         return False
     finally:
-        plain.calls, plain.evaluations, plain.seconds = seeded.calls, seeded.evaluations, seeded.seconds
-        asker.function = plain
+        asker.seed = None
 
 
 def restless(fn: object) -> list[str]:

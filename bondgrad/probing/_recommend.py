@@ -26,7 +26,8 @@ def choose_noise(report: "Report") -> Argument | None:
     if random is not None and not random.deterministic:
         if random.quiet_in_eval:
             return None
-        return Argument("noise", f"{random.noise:.2g}", "measured: 95 of 100 answers lie within it")
+        reason = "measured: 95 of 100 answers lie within it"
+        return Argument("noise", f"{random.noise:.2g}", reason) if random.noise > 0 else None
     if rounding is None:
         return None
     if rounding.largest_quantum > 0:
@@ -54,8 +55,10 @@ def recommend(report: "Report") -> list[Argument]:
         wanted.append(Argument("structure", value, saving))
         if found.blocks is None:
             wanted.append(choose_noise(report))  # the search for structure asks for it; steps do not
-    if report.speed is not None and not report.speed.takes_many_rows:
-        wanted.append(Argument("evaluator", "bondgrad.evaluators.Local(max_rows=1)", "it takes one row at a time"))
+    if report.speed is not None and report.speed.max_rows is not None:
+        most = report.speed.max_rows
+        reason = "it takes one row at a time" if most == 1 else "it refuses calls with many more rows"
+        wanted.append(Argument("evaluator", f"bondgrad.evaluators.Local(max_rows={most})", reason))
     return [argument for argument in wanted if argument is not None]
 
 
@@ -68,6 +71,11 @@ def code(report: "Report") -> str:
 def warnings(report: "Report") -> list[str]:
     """What no argument can set right."""
     texts = []
+    if report.flaky:
+        texts.append(
+            f"It fails at random: {report.flaky:,} times in {report.calls:,} calls, and not when asked again. Let it "
+            "try again by itself: a call that raises ends a training."
+        )
     random = report.randomness
     if report.is_module and random is not None and random.modules:
         texts.append(
@@ -75,8 +83,12 @@ def warnings(report: "Report") -> list[str]:
         )
     elif report.company is not None and report.company.matters:
         texts.append("Rows influence one another: a gradient asks about many moved rows at once, and they will mix.")
-    if random is not None and not random.deterministic and random.repeatable and not random.quiet_in_eval:
-        texts.append("Its random numbers can be repeated: let it reset its seed in every call, and they cancel.")
+    drawn = random is not None and (random.generator is not None or random.by_place) and not random.quiet_in_eval
+    if drawn and random is not None and not random.takes_seed:
+        texts.append(
+            "Its random numbers can be repeated: let it take a parameter `seed`. Both ends of a difference are then "
+            "given the same, in calls of their own, and what they draw cancels."
+        )
     if report.history is not None and report.history.remembers:
         texts.append("It remembers earlier questions: give it a state, or answers will depend on their order.")
     if report.sensitivity is not None and report.sensitivity.dead:

@@ -57,6 +57,7 @@ class Report:
     ranges: Ranges | None
     dependence: Dependence | None
     history: History | None
+    flaky: int  # calls, or rows, that failed and, asked again, did not
     left_out: list[str]
     evaluations: int  # spent
     calls: int
@@ -132,6 +133,7 @@ class Report:
         return [
             f"{estimator} {cost.evaluations:,} evaluations a step"
             + ("" if cost.seconds is None or cost.hours is None else f", {duration(3600 * cost.hours)} in all")
+            + " (extrapolated)" * cost.extrapolated
             for estimator, cost in self.cost(batch, steps).items()
         ]
 

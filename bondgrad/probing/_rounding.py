@@ -101,8 +101,12 @@ def compare_surroundings(
     if bool((asker.noise > 0).any()):
         return found
     with full:
+        asker.settle()
         before = asker.ask(asker.x[rows], rows)
-    change, again = asker.ask(asker.x[rows], rows) - before, asker.ask(asker.x[rows], rows) - before
+    asker.settle()
+    change = (asker.ask(asker.x[rows], rows) - before).nan_to_num(0)
+    asker.settle()
+    again = (asker.ask(asker.x[rows], rows) - before).nan_to_num(0)
     # A drifting box changes its answers from one call to the next, whatever the settings.
     if bool((change.abs() <= asker.rounding + 2 * (again - change).abs()).all()):
         return found

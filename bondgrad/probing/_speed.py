@@ -1,19 +1,19 @@
 """How fast the box answers, and whether many rows at once help."""
 
+import itertools
 import statistics
 import time
 from dataclasses import dataclass
 
 import torch
 
-from bondgrad._function import is_out_of_memory
-from bondgrad.errors import BoxError
 from bondgrad.probing._asker import Asker, LeftOut
+from bondgrad.probing._meeting import timed
 from bondgrad.probing._words import duration
 
 SIZES = (1, 8, 64, 512, 4096)  # rows of a call
 REPEATS = 3
-SHARE, TIME_SHARE = 0.25, 0.1  # of the evaluations, and of the time, that may go into this
+SHARE, TIME_SHARE = 0.1, 0.1  # of the evaluations, and of the time, that may go into this
 GAIN = 4.0  # times faster, per row, in the largest call: vectorised
 LOSS = 2.0  # less than this: it goes through its rows one by one
 
@@ -24,7 +24,7 @@ class Speed:
 
     latency: float  # seconds of a call with one row (or with two, if it takes no fewer)
     batches: dict[str, float]  # rows of a call: its seconds
-    takes_many_rows: bool
+    max_rows: int | None  # that it takes in a call. None: no call was too large
     takes_single_rows: bool
 
     @property
@@ -47,13 +47,26 @@ class Speed:
             return None
         return True if self.gain >= GAIN else False if self.gain < LOSS else None
 
+    @property
+    def takes_many_rows(self) -> bool:
+        """More than one in a call."""
+        return self.max_rows != 1
+
     def seconds(self, rows: int) -> float:
-        """Estimate for that many rows, in calls of the largest size that was tried."""
-        largest, slow = self.sizes[-1]
-        if rows >= largest or len(self.sizes) == 1:
-            return rows / largest * slow
-        (n0, t0), (n1, t1) = next(pair for pair in zip(self.sizes, self.sizes[1:], strict=False) if rows <= pair[1][0])
-        return t0 + (t1 - t0) * (rows - n0) / (n1 - n0)
+        """Estimate for that many rows, in one call, or in as few as it takes; beyond what was tried, extrapolated."""
+        if self.max_rows is not None and rows > self.max_rows:
+            whole, rest = divmod(rows, self.max_rows)
+            return whole * self.seconds(self.max_rows) + (self.seconds(rest) if rest else 0.0)
+        if len(self.sizes) == 1:
+            n, seconds = self.sizes[0]
+            return rows / n * seconds
+        pairs = list(itertools.pairwise(self.sizes))
+        (n0, t0), (n1, t1) = next((pair for pair in pairs if rows <= pair[1][0]), pairs[-1])
+        return max(t0, t0 + (t1 - t0) * (rows - n0) / (n1 - n0))
+
+    def extrapolated(self, rows: int) -> bool:
+        """Whether an estimate for that many rows goes beyond what was tried."""
+        return min(rows, self.max_rows or rows) > self.sizes[-1][0]
 
     @property
     def words(self) -> str:
@@ -63,6 +76,8 @@ class Speed:
             text = f"It does not take one row alone; two take {duration(self.latency)}"
         if not self.takes_many_rows:
             return text + ". It takes one row at a time: a call with two failed."
+        if self.max_rows is not None:
+            text += f". It takes no more than about {self.max_rows} rows in a call: more are refused"
         largest, slow = self.sizes[-1]
         if largest > 1:
             text += f", {largest:,} at once {duration(slow)} ({largest / slow:,.0f} rows a second)"
@@ -72,36 +87,37 @@ class Speed:
 
 def measure_speed(asker: Asker) -> Speed:
     """Time calls of growing size, as long as that takes a modest part of the budget."""
-    allowed = int(SHARE * asker.affordable())
+    allowed = asker.function.evaluations + int(SHARE * asker.affordable())
     end = time.perf_counter() + TIME_SHARE * asker.time_left()
-    sizes = [1] if asker.most == 1 else [n for n in SIZES if n >= asker.least]
-    if asker.least > 1:
-        sizes.insert(0, asker.least)
-    batches: dict[str, float] = {}
-    spent = 0
-    for n in sizes:
-        if batches and (spent + n > allowed or time.perf_counter() + n * asker.seconds_per_row > end):
-            break
-        rows = torch.arange(n) % asker.rows
-        times: list[float] = []
-        for _ in range(REPEATS):
-            if times and (spent + n > allowed or time.perf_counter() + times[-1] > end):
+    usable = asker.usable  # a call that fails must fail for its size
+    times: dict[int, list[float]] = {}
+    for attempt in range(REPEATS):
+        for n in sorted({asker.least, *SIZES}):
+            if n < asker.least or (asker.refused is not None and n >= asker.refused):
+                continue
+            # The next size once, if there is time for what the last one took and for its rows.
+            seconds = asker.seconds_per_call + n * asker.seconds_per_row
+            late = time.perf_counter() + seconds > end or asker.function.evaluations + n > allowed
+            if (times and late) or (attempt > 0 and n not in times):
                 break
-            asker.synchronise()
-            start = time.perf_counter()
-            try:
-                asker.call(asker.x[rows], rows)
-            except Exception as error:
-                if isinstance(error, (BoxError, LeftOut)) or is_out_of_memory(error):
-                    break
-                raise
-            asker.synchronise()
-            times.append(time.perf_counter() - start)
-            spent += n
-        if not times:
-            break
-        batches[str(n)] = statistics.median(times) if n > 1 else min(times)
-        asker.seconds_per_row = batches[str(n)] / n
-    if not batches:
+            rows = usable[torch.arange(n) % len(usable)]
+            took = timed(asker, rows)
+            if took is None:
+                asker.refused = n
+                break
+            times.setdefault(n, []).append(took)
+            if attempt == 0 and len(times) > 1:
+                asker.learn_speed([(size, found[0]) for size, found in times.items()][-2:])
+    if not times:
         raise LeftOut
-    return Speed(next(iter(batches.values())), batches, asker.most > 1, asker.least == 1)
+    batches = {n: statistics.median(found) if n > 1 else min(found) for n, found in times.items()}
+    if len(batches) > 1:
+        asker.learn_speed(list(batches.items()))
+    if asker.refused is not None:
+        asker.most = min(asker.refused - 1, max(asker.most if asker.most < asker.refused else 1, *batches))
+    return Speed(
+        latency=next(iter(batches.values())),
+        batches={str(n): seconds for n, seconds in batches.items()},
+        max_rows=None if asker.refused is None else asker.most,
+        takes_single_rows=asker.least == 1,
+    )

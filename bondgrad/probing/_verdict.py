@@ -37,6 +37,9 @@ def _randomness(report: "Report") -> list[str]:
     dropout = [name for name in found.modules if "dropout" in name]
     if dropout and found.generator == "torch":
         return [f"random: {' and '.join(dropout)} in training mode, drawn from torch's generator"]
+    if found.by_place:
+        seeded = ", though it takes a seed" * found.takes_seed
+        return [f"the same noise in every call, by place in the call, half-width {found.noise:.1g}{seeded}"]
     if found.takes_seed:
         return [f"random, half-width {found.noise:.1g}, but takes a seed"]
     if found.generator is not None:
@@ -76,6 +79,8 @@ def _arithmetic(report: "Report") -> list[str]:
 
 def _failures(report: "Report") -> list[str]:
     found = report.ranges
+    if report.flaky:
+        return ["fails at random"]
     return ["fails in places"] if found is not None and (found.failures or found.failing_rows > 0) else []
 
 
