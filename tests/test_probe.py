@@ -95,7 +95,7 @@ def test_coarse_arithmetic_inside(rounded, name):
     first, second = (0.3 * torch.randn(*shape) for shape in ((D, 30), (30, 3)))
     report = probe(lambda x: rounded(torch.tanh(rounded(x) @ rounded(first))) @ rounded(second), rows())
     assert name in report.rounding.precision
-    assert "coarser than its answers" in choose_noise(report).reason
+    assert "coarser than the float32" in choose_noise(report).reason
 
 
 def test_dropout():

@@ -69,6 +69,7 @@ class Asker:
         self.remembers = False  # whether answers depend on the call before, once that is known
         self.eps = torch.finfo(self.dtype).eps  # of the answers, relative, once they are known
         self.floor = 0.0  # of its arithmetic, relative, once it is known
+        self.quantum = torch.zeros(0, dtype=torch.float64)  # [d_out] once it is known; zero where there is none
         self.y = self.x.new_full((len(self.x), 0), math.nan)  # [n, d_out], filled in by `look`
         self.least, self.most = 1, PORTION  # rows that the box takes in a call
         self.refused: int | None = None  # rows of the smallest call that was too large for it
@@ -92,7 +93,8 @@ class Asker:
     @property
     def usable(self) -> Tensor:
         """[n] the rows of x at which the box gave finite answers."""
-        return torch.isfinite(self.y).all(1).nonzero().squeeze(1)
+        known = self.y.shape[1] > 0
+        return (torch.isfinite(self.y).all(1) & known).nonzero().squeeze(1)
 
     @property
     def scale(self) -> Tensor:
@@ -106,7 +108,7 @@ class Asker:
         y = self.y[self.usable]
         spread = y.std(0) if len(y) > 1 else torch.zeros_like(self.scale)
         scale = self.scale
-        flat = spread <= self.eps * scale
+        flat = spread <= self.eps / 4 * scale
         return torch.where(flat, torch.where(scale > 0, scale, 1.0), spread)
 
     @property
@@ -266,7 +268,7 @@ class Asker:
         """The width and the precision of the answers, from one of them."""
         self.eps = self.function.rounding or self.eps
         self.y = torch.full((self.rows, y.shape[1]), math.nan, dtype=torch.float64)
-        self.noise = self.largest = torch.zeros(y.shape[1], dtype=torch.float64)
+        self.noise = self.largest = self.quantum = torch.zeros(y.shape[1], dtype=torch.float64)
 
     def settle(self) -> None:
         """Ask a box that remembers about the same few rows, so that calls to be compared have the same past."""
@@ -277,8 +279,8 @@ class Asker:
     def look(self) -> None:
         """Ask about the typical rows, or about as many as a tenth of the budget allows."""
         some = torch.arange(min(self.rows, max(2, self.affordable() // 10)))
-        self.asked = len(some)
         self.y[some] = self.ask(self.x[some], some)
+        self.asked = len(some)
 
     def choose(self, count: int, generator: torch.Generator) -> Tensor:
         """[count] rows at which the box works: different ones, as far as there are."""

@@ -9,8 +9,9 @@ from bondgrad.probing._asker import Asker, LeftOut
 from bondgrad.probing._words import percent
 from bondgrad.structure import colour
 from bondgrad.structure._detect import POINTS, REPEATS, find_dependencies
-from bondgrad.structure._scene import Scene
+from bondgrad.structure._scene import ROUNDING, Scene
 
+COARSE = 0.4  # the same of steps between answers
 NOISY = 0.03  # standard deviation over the spread of the outputs, beyond which too much would be missed
 
 
@@ -22,6 +23,7 @@ class Dependence:
     inputs: int
     filled: float  # fraction of the pattern
     blocks: tuple[int, int] | None  # (inputs, outputs) of each, where modules lie side by side
+    idle: list[int]  # inputs that no output reacted to
 
     @property
     def words(self) -> str:
@@ -41,6 +43,13 @@ def measure_dependence(asker: Asker, generator: torch.Generator) -> Dependence:
     noise = float((asker.noise / asker.output_spread).square().mean().sqrt())
     if noise > NOISY:
         raise LeftOut(f"noise of {percent(noise)} of the spread would hide it")
+    unit = _unit(asker)  # [d_out]
+    hidden = float((unit / asker.output_spread).square().mean().sqrt())
+    if hidden > NOISY:
+        raise LeftOut(f"rounding of {percent(hidden)} of the spread would hide it")
+    step = float((asker.quantum / asker.output_spread).max())
+    if step > COARSE:
+        raise LeftOut(f"steps of {percent(step)} of the spread would hide it")
     ends = 2 if noise > 0 else 1
     if asker.affordable() < POINTS * (d * ends + REPEATS) + POINTS:
         raise LeftOut
@@ -51,14 +60,24 @@ def measure_dependence(asker: Asker, generator: torch.Generator) -> Dependence:
         nearby = rows[which].repeat_interleave(shape[1:].numel())
         return asker.ask(points.reshape(-1, d), nearby).view(*shape, -1)
 
-    eps = float((asker.rounding / asker.scale.clamp_min(1e-300)).max()) / 8  # the scene allows eight units
+    eps = float((unit / asker.scale.clamp_min(1e-300)).max()) / ROUNDING
     scene = Scene(asker.x[rows], asker.y[rows], evaluate, asker.most, max(eps, 1e-12), eps, asker.low, asker.high)
     found = find_dependencies(scene, generator)
     depends = found.depends
     if found.heard < 0.5:
-        raise LeftOut
+        raise LeftOut("too many points failed")
+    if not bool(depends.any()):
+        raise LeftOut("no output reacted to any input")
     groups = int(colour(depends).max()) + 1
-    return Dependence(groups, d, float(depends.double().mean()), _blocks(depends, groups))
+    idle = (~depends.any(0)).nonzero().squeeze(1).tolist()
+    return Dependence(groups, d, float(depends.double().mean()), _blocks(depends, groups), idle)
+
+
+def _unit(asker: Asker) -> Tensor:
+    """[d_out] standard deviation that rounding gives to the difference of two answers."""
+    if bool((asker.noise > 0).any()):  # which is measured once more, where the search goes on
+        return 2 * asker.eps * asker.scale
+    return (2 * asker.floor if asker.floor > 0 else 64 * asker.eps) * asker.scale
 
 
 def _blocks(depends: Tensor, groups: int) -> tuple[int, int] | None:

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bondgrad.probing._asker import Asker, LeftOut
+from bondgrad.probing._asker import COMPANY, Asker, LeftOut
 from bondgrad.probing._words import percent
 
 ROWS = 4
+ENOUGH = 8  # calls that must be left for other things
 TIMES = 4  # that a row is asked right after others, and right after itself
 CERTAIN = 8.0  # standard deviations of the sum of squares
 
@@ -59,7 +60,8 @@ class Looks:
 
     def look(self) -> None:
         """Once more, if the budget allows."""
-        if self._asker.affordable() >= 2 * len(self._rows):
+        if self._asker.affordable() >= 2 * len(self._rows) + COMPANY and self._asker.affordable_calls() >= ENOUGH:
+            self._asker.settle()
             self._when.append(float(self._asker.function.evaluations))
             self._answers.append(self._asker.ask(self._asker.x[self._rows], self._rows))
 

@@ -4,6 +4,7 @@ import contextlib
 import keyword
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -117,7 +118,8 @@ class Session:
             self._attempt("First questions", lambda: meet(asker))
             self._attempt("Typical rows", asker.look)
             if len(asker.usable) == 0:
-                self._left_out.append(f"all else: no finite answer at {asker.asked} rows that were asked")
+                asked = f"no finite answer at {asker.asked} rows that were asked" if asker.asked else "no row was asked"
+                self._left_out.append(f"all else: {asked}")
                 return
             with self._full():
                 looks = Looks(asker, generator)
@@ -125,7 +127,7 @@ class Session:
                 "randomness": lambda: measure_randomness(asker, generator),
                 "speed": lambda: measure_speed(asker),
                 "memory": lambda: measure_memory(asker, generator),
-                "rounding": lambda: measure_rounding(asker, generator, asker.y),
+                "rounding": lambda: measure_rounding(asker, generator),
                 "steps": lambda: measure_steps(asker, generator),
                 "company": lambda: measure_company(asker, generator),
                 "smoothness": lambda: measure_smoothness(asker, generator),
@@ -143,8 +145,10 @@ class Session:
                 self._found[name] = self._attempt(title, measure)
                 if name == "memory" and self._found[name] is not None:
                     asker.remembers = self._found[name][0]
+                    looks = Looks(asker, generator) if asker.remembers else looks  # the others came after anything
                 if name == "rounding" and self._found[name] is not None:
                     self._compare(generator)
+            self._doubt_dead_inputs()
             yield TITLES["history"]
             self._attempt("", looks.look)
             with self._full():
@@ -190,6 +194,22 @@ class Session:
         around = arithmetic(False, self.asker.device, self._autocast)
         with contextlib.suppress(LeftOut), around, self.asker.workplace():
             self._found["rounding"] = compare_surroundings(self.asker, self._found["rounding"], self._full(), generator)
+
+    def _doubt_dead_inputs(self) -> None:
+        """Call inputs dead only if nothing else speaks against it: coarse outputs may react elsewhere."""
+        found, others = self._found.get("sensitivity"), self._found
+        if found is None or not found.dead:
+            return
+        dead = set(found.dead)
+        if others.get("ranges") is not None:
+            dead -= set(others["ranges"].moving)
+        if others.get("dependence") is not None:
+            dead &= set(others["dependence"].idle)
+        jumps = others.get("smoothness") is not None and others["smoothness"].kind == "jumps"
+        steps = others.get("rounding") is not None and others["rounding"].quantised
+        flat = others.get("ranges") is not None and others["ranges"].saturated
+        coarse = jumps or steps or flat
+        self._found["sensitivity"] = replace(found, dead=None if coarse else sorted(dead))
 
     def _mixed(self) -> bool:
         """Whether rows influence one another."""

@@ -99,7 +99,7 @@ def measure_randomness(asker: Asker, generator: torch.Generator) -> Randomness:
         if names and isinstance(fn, nn.Module):
             with in_eval_mode(fn):
                 one, other = asker.ask(x, rows), asker.ask(x, rows)
-            found["quiet_in_eval"] = same(one, other, rounding)
+            found["quiet_in_eval"] = same(one, other, exactly(asker))
         if not deterministic:
             by_row = torch.stack([(deviation(again[[i]]) / asker.output_spread).norm() for i in range(len(rows))])
             noisiest = by_row.topk(min(len(rows), max(NOISIEST, asker.least))).indices
@@ -131,7 +131,7 @@ def _learn_noise(asker: Asker, again: Tensor, together: Tensor) -> None:
 
     The same calls agree to the last bits but for noise. Within a call rounding may go by place.
     """
-    unit, rounding = 2 * asker.eps * asker.scale, asker.rounding
+    unit, rounding = exactly(asker), asker.rounding
     between, within = deviation(again), deviation(together)
     random, placed = between > unit, (between <= unit) & (within > rounding)
     far = torch.stack([(t - t.nanmean(1, keepdim=True)).abs().nan_to_num(0).amax((0, 1)) for t in (again, together)])
@@ -153,8 +153,15 @@ def deviation(answers: Tensor) -> Tensor:
 def _half_width(answers: Tensor) -> Tensor:
     """[d_out] half of the range in which 95 of 100 answers [r, repeats, d_out] lie."""
     k = answers.shape[1]
-    off = (answers - answers.nanmean(1, keepdim=True)) * math.sqrt(k / (k - 1))  # the mean follows the answers
+    off = (answers - answers.nanmedian(1, keepdim=True).values) * math.sqrt(
+        k / (k - 1)
+    )  # the middle follows the answers
     return off.abs().flatten(0, 1).nanquantile(0.95, dim=0).nan_to_num(0)
+
+
+def exactly(asker: Asker) -> Tensor:
+    """[d_out] by how much answers to the same call may differ without noise."""
+    return 2 * asker.eps * asker.scale
 
 
 def same(one: Tensor, other: Tensor, rounding: Tensor) -> bool:
@@ -175,9 +182,9 @@ def _repeats_itself(asker: Asker, x: Tensor, rows: Tensor, name: str) -> bool:
         one = asker.ask(x, rows)
         before.restore(name)
         other, control = asker.ask(x, rows), asker.ask(x, rows)
-        if not same(one, other, asker.rounding):
+        if not same(one, other, exactly(asker)):
             return False
-        differed |= not same(one, control, asker.rounding)
+        differed |= not same(one, control, exactly(asker))
     return differed
 
 
@@ -188,7 +195,7 @@ def _takes_seed(asker: Asker, x: Tensor, rows: Tensor) -> bool:
     x, rows = x[: asker.most], rows[: asker.most]
     asker.seed = 0
     try:
-        return same(asker.call(x, rows), asker.call(x, rows), asker.rounding)
+        return same(asker.call(x, rows), asker.call(x, rows), exactly(asker))
     except BoxError:
         return False
     finally:

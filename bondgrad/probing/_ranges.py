@@ -16,6 +16,7 @@ SHARE = 0.3  # of what is left
 BISECTIONS = 10
 HARDLY = 1e-3  # of the largest change
 SATURATED = 0.6  # of the range
+NUMBERS = 2**21  # in points that exist at a time
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class Ranges:
     failing_rows: float  # fraction of the typical rows
     flat: float  # fraction of the range over which outputs hardly change, median over inputs that matter
     inputs: int  # that were looked at
+    moving: list[int]  # those that changed an output
 
     @property
     def saturated(self) -> bool:
@@ -81,16 +83,24 @@ def measure_ranges(asker: Asker, generator: torch.Generator) -> Ranges:
         raise LeftOut
     rows = asker.choose(ROWS, generator)
     low, high = _ends(asker)
-    failures, changes = [], []
-    for i in inputs.tolist():
-        asker.errors.clear()
-        values = torch.linspace(float(low[i]), float(high[i]), points, dtype=torch.float64)
-        y = _sweep(asker, rows, i, values)  # [ROWS, points, d_out]
-        broken = ~torch.isfinite(y).all(2).all(0)  # [points]
-        failures += _intervals(asker, rows, i, values, broken, y)
-        changes.append((y.diff(dim=1) / asker.output_spread).square().mean(2).sqrt())  # [ROWS, points - 1]
-    noise = torch.maximum(4 * asker.noise, asker.rounding) / asker.output_spread
-    return Ranges(failures, failing, _flat(torch.stack(changes), float(noise.square().mean().sqrt())), len(inputs))
+    noise = torch.maximum(6 * math.sqrt(2) * asker.noise, asker.rounding) / asker.output_spread  # [d_out]
+    failures, flat, largest = [], [], []
+    for some in torch.split(inputs, max(1, NUMBERS // (ROWS * points * d))):
+        values = torch.stack([torch.linspace(low[i], high[i], points, dtype=torch.float64) for i in some.tolist()])
+        y = _sweep(asker, rows, some, values)  # [n, ROWS, points, d_out]
+        for i, line, found in zip(some.tolist(), values, y, strict=True):
+            broken = ~torch.isfinite(found).all(2).all(0)  # [points]
+            failures += _intervals(asker, rows, i, line, broken) if bool(broken.any()) else []
+        change = y.diff(dim=2).abs() / asker.output_spread
+        change = torch.where(torch.isfinite(change), change, math.nan)
+        # A bad answer makes two large changes.
+        ordered = change.nan_to_num(0).flatten(1, 2).sort(1, descending=True).values  # [n, changes, d_out]
+        largest.append(ordered[:, 2 if bool((asker.noise > 0).any()) else 0])
+        flat.append(_still(change, largest[-1], noise))
+    moves = torch.cat(largest) > noise
+    return Ranges(
+        failures, failing, _flat(torch.cat(flat), torch.cat(largest), noise), len(inputs), inputs[moves.any(1)].tolist()
+    )
 
 
 def _ends(asker: Asker) -> tuple[Tensor, Tensor]:
@@ -103,41 +113,51 @@ def _ends(asker: Asker) -> tuple[Tensor, Tensor]:
     return low, high
 
 
-def _sweep(asker: Asker, rows: Tensor, i: int, values: Tensor) -> Tensor:
-    """[rows, values, d_out] with input i at each of the values."""
-    points = asker.x[rows][:, None].repeat(1, len(values), 1)
-    points[:, :, i] = values
-    return asker.ask(points.flatten(0, 1), rows.repeat_interleave(len(values))).view(len(rows), len(values), -1)
+def _sweep(asker: Asker, rows: Tensor, inputs: Tensor, values: Tensor) -> Tensor:
+    """[n, rows, points, d_out] with each of inputs [n] by itself at each of its values [n, points]."""
+    (n, count), d = values.shape, asker.x.shape[1]
+    points = asker.x[rows][:, None].repeat(n, 1, count, 1)  # [n, rows, points, d]
+    points[torch.arange(n), :, :, inputs] = values[:, None].expand(-1, len(rows), -1)
+    y = asker.ask(points.view(-1, d), rows.repeat_interleave(count).repeat(n))
+    return y.view(n, len(rows), count, -1)
 
 
-def _flat(changes: Tensor, noise: float) -> float:
-    """Median over inputs of the fraction of changes [inputs, rows, steps] that are small beside the largest."""
-    largest = changes.nan_to_num(0).amax((1, 2))
-    matter = (largest > HARDLY * largest.max()) & (largest > 10 * noise)  # among noise, nothing can be said
-    if not bool(matter.any()):
+def _still(change: Tensor, largest: Tensor, noise: Tensor) -> Tensor:
+    """[n, d_out] the fraction of changes [n, rows, steps, d_out] that are small beside the largest [n, d_out]."""
+    small = (change <= torch.maximum(HARDLY * largest, noise)[:, None, None]).double().sum((1, 2))
+    return small / torch.isfinite(change).sum((1, 2)).clamp_min(1)
+
+
+def _flat(still: Tensor, largest: Tensor, noise: Tensor) -> float:
+    """Median over the inputs of the fraction [inputs, d_out], mean over the outputs that each of them moves."""
+    matter = (largest > HARDLY * largest.amax(0)) & (largest > 10 * noise)  # among noise, nothing can be said
+    moves = matter.any(1)
+    if not bool(moves.any()):
         return 0.0
-    flat = (changes <= (HARDLY * largest[:, None, None]).clamp_min(noise)).double().mean((1, 2))
-    return float(flat[matter].median())
+    by_input = (still * matter).sum(1)[moves] / matter.sum(1)[moves]
+    return float(by_input.median())
 
 
-def _intervals(asker: Asker, rows: Tensor, i: int, values: Tensor, broken: Tensor, y: Tensor) -> list[Failure]:
+def _intervals(asker: Asker, rows: Tensor, i: int, values: Tensor, broken: Tensor) -> list[Failure]:
     """The ranges of input i in which it fails, their ends found by halving."""
     found = []
-    how = _how(asker, y)
+    asker.errors.clear()
+    one = torch.tensor([i])
+    how = _how(asker, _sweep(asker, rows, one, values[broken][None]))
     edges = torch.cat((torch.tensor([False]), broken, torch.tensor([False]))).int().diff()
     firsts, ends = (edges == 1).nonzero().squeeze(1).tolist(), (edges == -1).nonzero().squeeze(1).tolist()
     for first, end in zip(firsts, ends, strict=True):
-        low = None if first == 0 else _edge(asker, rows, i, float(values[first - 1]), float(values[first]))
-        high = None if end == len(values) else _edge(asker, rows, i, float(values[end]), float(values[end - 1]))
+        low = None if first == 0 else _edge(asker, rows, one, float(values[first - 1]), float(values[first]))
+        high = None if end == len(values) else _edge(asker, rows, one, float(values[end]), float(values[end - 1]))
         found.append(Failure(i, low, high, how))
     return found
 
 
-def _edge(asker: Asker, rows: Tensor, i: int, fine: float, broken: float) -> float:
+def _edge(asker: Asker, rows: Tensor, one: Tensor, fine: float, broken: float) -> float:
     """Between a value at which it works and one at which it does not, the border."""
     for _ in range(BISECTIONS if asker.affordable() > 50 * ROWS * BISECTIONS else 0):
         middle = (fine + broken) / 2
-        y = _sweep(asker, rows, i, torch.tensor([middle], dtype=torch.float64))
+        y = _sweep(asker, rows, one, torch.tensor([[middle]], dtype=torch.float64))
         if bool(torch.isfinite(y).all()):
             fine = middle
         else:
@@ -147,6 +167,6 @@ def _edge(asker: Asker, rows: Tensor, i: int, fine: float, broken: float) -> flo
 
 def _how(asker: Asker, y: Tensor) -> str:
     """In which way it fails, given answers that have failures among them."""
-    if asker.errors and bool(torch.isnan(y).all(2).any()):
+    if asker.errors and bool(torch.isnan(y).all(-1).any()):
         return f"raises {max(asker.errors, key=lambda name: asker.errors[name])}"
     return "NaN" if bool(torch.isnan(y).any()) else "infinite" if math.inf in y.abs() else "not finite"

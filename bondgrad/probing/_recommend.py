@@ -4,11 +4,12 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from bondgrad.probing._rounding import COARSE
+
 if TYPE_CHECKING:
     from bondgrad.probing._report import Report
 
 UNITS = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
-COARSE = 64  # times the rounding of its answers' type: then it computes in something coarser
 
 
 @dataclass(frozen=True)
@@ -32,9 +33,10 @@ def choose_noise(report: "Report") -> Argument | None:
         return None
     if rounding.largest_quantum > 0:
         return Argument("noise", f"{rounding.largest_quantum / 2:.2g}", "half a step of its quantised answers")
-    if rounding.floor > COARSE * UNITS[rounding.answers] and rounding.floor > COARSE * UNITS["float32"]:
+    if rounding.floor > COARSE * max(UNITS[rounding.returned], UNITS["float32"]):
+        coarse = f"it computes in {rounding.precision}, coarser than the {rounding.returned} that it returns"
         value = 2 * rounding.floor * rounding.size
-        return Argument("noise", f"{value:.2g}", f"it computes in {rounding.precision}, coarser than its answers")
+        return Argument("noise", f"{value:.2g}", "it is rough at any distance" if rounding.rough else coarse)
     return None
 
 

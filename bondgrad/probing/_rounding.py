@@ -20,9 +20,14 @@ LINES = 6
 ORDERS = (5, 6, 7)  # of the differences
 SPACINGS = {torch.float32: (-20, -16, -12, -8), torch.float64: (-48, -40, -32, -24, -16, -12, -8)}  # powers of two
 FLAT = 4.0  # the factor within which estimates must agree
-EDGES = (("float64", 3e-12), ("float32", 2e-5), ("TF32 or float16", 1.5e-3), ("bfloat16", 2e-2))  # largest floors
+EDGES = (("float64", 3e-12), ("float32", 2e-5), ("float16", 1.5e-3), ("bfloat16", 2e-2))  # largest floors
 ORDER = (*(name for name, _ in EDGES), "coarser than bfloat16")
+NAMED = {"float16": "TF32 or float16"}  # as coarse as each other
 DISTINCT = 4  # values that a lattice must have
+SEVERAL = 24  # values, other than zero, that tell which type holds them
+OFF_THE_SAMPLE = 32  # points that show whether a lattice is that of the typical rows
+COARSE = 64  # times the rounding of its answers' type: then it is more than that
+NAMES = {torch.finfo(t).eps: str(t)[6:] for t in (torch.float64, torch.float32, torch.float16, torch.bfloat16)}
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,9 @@ class Rounding:
 
     floor: float  # standard deviation of the rounding, over the size of the outputs
     precision: str  # what that looks like
-    answers: str  # the coarsest type that holds all answers
+    rough: bool  # whether the floor is not rounding, but there however close two points are
+    returned: str  # the type of the answers
+    answers: str  # the coarsest type that holds all of them
     size: float  # of the outputs, root mean square
     quantum: list[float | None]  # of every output: its answers are multiples of this apart. None: no lattice
     shortcut: float | None  # floor with autocast and TF32 as they are set around the probe, where that is another
@@ -53,6 +60,8 @@ class Rounding:
         if self.quantised:
             text = f"Answers come in steps of {self.largest_quantum:.3g}"
             text += " (rounded to decimals)." if _is_decimal(self.largest_quantum) else " (quantised)."
+        elif self.rough:
+            text = f"Rough: however close two points are, answers differ by about {self.floor:.1g} of their size."
         elif self.floor > 0:
             text = f"Rounding is about {self.floor:.1g} of the answers: {self.precision} inside."
         else:
@@ -66,24 +75,33 @@ class Rounding:
         return text
 
 
-def measure_rounding(asker: Asker, generator: torch.Generator, seen: Tensor) -> Rounding:
+def measure_rounding(asker: Asker, generator: torch.Generator) -> Rounding:
     """The floor, for a box without other noise; lattices, for any.
 
     Args:
         asker: The box.
         generator: Of the choice of lines.
-        seen: [n, d_out] answers so far.
     """
-    quantum = [_lattice(seen[:, o], float(asker.rounding[o])) for o in range(seen.shape[1])]
-    answers = _holds(seen)
+    seen = torch.cat((asker.y, _off_the_sample(asker, generator)))  # [n, d_out]
+    unit = 4 * asker.eps * asker.scale
+    quantum = [_lattice(seen[:, o], float(unit[o])) for o in range(seen.shape[1])]
+    asker.quantum = torch.tensor([q or 0.0 for q in quantum], dtype=torch.float64)
+    returned = NAMES[asker.eps]
+    answers = _holds(seen) or returned
     size = float(asker.scale.square().mean().sqrt())
     # A floor cannot be seen below noise, nor between the steps of a lattice.
     seen_noise, lattice = bool((asker.noise > 0).any()), any(q is not None for q in quantum)
-    floor = 0.0 if seen_noise or lattice else noise_floor(asker, generator)
-    holds = "TF32 or float16" if answers == "float16" else answers
-    precision = max(holds, precision_of(floor), key=ORDER.index)  # the coarser
+    floor, rough = (0.0, False) if seen_noise or lattice else noise_floor(asker, generator)
+    holds = returned if rough else max(answers, _arithmetic(floor), key=ORDER.index)  # the coarser
     asker.floor = floor
-    return Rounding(floor, precision, answers, size, quantum, None, 0.0)
+    return Rounding(floor, NAMED.get(holds, holds), rough, returned, answers, size, quantum, None, 0.0)
+
+
+def _off_the_sample(asker: Asker, generator: torch.Generator) -> Tensor:
+    """[OFF_THE_SAMPLE, d_out] answers between typical rows."""
+    one, other = asker.choose(OFF_THE_SAMPLE, generator), asker.choose(OFF_THE_SAMPLE, generator)
+    way = torch.rand(OFF_THE_SAMPLE, 1, dtype=torch.float64, generator=generator)
+    return asker.ask(torch.lerp(asker.x[one], asker.x[other], way), one)
 
 
 def compare_surroundings(
@@ -111,11 +129,15 @@ def compare_surroundings(
     if bool((change.abs() <= asker.rounding + 2 * (again - change).abs()).all()):
         return found
     typical = float((change / torch.where(asker.scale > 0, asker.scale, 1.0)).square().mean().sqrt())
-    return replace(found, shortcut=noise_floor(asker, generator), shortcut_change=typical)
+    return replace(found, shortcut=noise_floor(asker, generator)[0], shortcut_change=typical)
 
 
-def noise_floor(asker: Asker, generator: torch.Generator) -> float:
-    """The standard deviation of the box's rounding, over the size of its outputs; zero: none is seen."""
+def noise_floor(asker: Asker, generator: torch.Generator) -> tuple[float, bool]:
+    """The standard deviation of the box's rounding, over the size of its outputs; zero: none is seen.
+
+    Also returns whether it is roughness of another kind. Coarse arithmetic gives the same answer at points that are
+    much closer together than it can tell apart.
+    """
     powers = SPACINGS[asker.dtype]
     lines = min(LINES, asker.affordable() // (3 * len(powers) * POINTS))
     if lines < 1:
@@ -123,6 +145,7 @@ def noise_floor(asker: Asker, generator: torch.Generator) -> float:
     rows = asker.choose(lines, generator)
     scale = torch.where(asker.scale > 0, asker.scale, 1.0)
     estimates: list[tuple[float, bool]] = []  # for each spacing, and whether differences of all orders agree on it
+    lengths: list[float] = []  # of the lines
     for power in powers:
         points = _line(asker, asker.x[rows], power, generator)  # [lines, POINTS, d]
         if not torch.equal(asker.realise(points), points):  # no room within the limits
@@ -134,6 +157,7 @@ def noise_floor(asker: Asker, generator: torch.Generator) -> float:
             by_line = y.diff(k, dim=1).square().mul(gamma).nanmean((1, 2)).sqrt()
             orders.append(float(by_line.nanmedian().nan_to_num(0)))
         estimates.append((orders[1], max(orders) <= FLAT * min(orders)))
+        lengths.append(POINTS * 2.0**power)
     # Rounding is the same whatever the spacing, kinks and bends are not. Coarse arithmetic shows at wide spacings only:
     # between two of its steps nothing changes at all.
     agreed = [
@@ -141,9 +165,9 @@ def noise_floor(asker: Asker, generator: torch.Generator) -> float:
         for (a, fa), (b, fb) in itertools.pairwise(estimates)
         if fa and fb and a > 0 and max(a, b) <= FLAT * min(a, b)
     ]
-    if agreed:
-        return max(agreed)
-    return next((a for a, _ in estimates if a > 0), 0.0)
+    floor = max(agreed) if agreed else next((a for a, _ in estimates if a > 0), 0.0)
+    close = [a for (a, _), length in zip(estimates, lengths, strict=True) if 8 * length < floor]
+    return floor, floor > COARSE * asker.eps and any(a > floor / 2 for a in close)
 
 
 def _line(asker: Asker, start: Tensor, power: int, generator: torch.Generator) -> Tensor:
@@ -164,12 +188,18 @@ def _line(asker: Asker, start: Tensor, power: int, generator: torch.Generator) -
 
 def precision_of(floor: float) -> str:
     """The arithmetic that leaves such a floor."""
+    return NAMED.get(_arithmetic(floor), _arithmetic(floor))
+
+
+def _arithmetic(floor: float) -> str:
     return next((name for name, edge in EDGES if floor <= edge), "coarser than bfloat16")
 
 
-def _holds(y: Tensor) -> str:
-    """The coarsest floating-point type that holds all of y [n, d_out] exactly."""
-    y = y[torch.isfinite(y)]
+def _holds(y: Tensor) -> str | None:
+    """The coarsest floating-point type that holds all of y [n, d_out] exactly; None: too few values to tell."""
+    y = y[torch.isfinite(y) & (y != 0)]
+    if len(torch.unique(y)) < SEVERAL:
+        return None
     for name, dtype in (("bfloat16", torch.bfloat16), ("float16", torch.float16), ("float32", torch.float32)):
         if bool((y.to(dtype).double() == y).all()):
             return name
@@ -180,7 +210,7 @@ def _lattice(y: Tensor, rounding: float) -> float | None:
     """The quantum of which all differences between values y [n] are multiples, if there is one that shows."""
     y = y[torch.isfinite(y)].sort().values
     gaps = y.diff()
-    tiny = max(rounding / 8, 1e-300)
+    tiny = max(rounding, 1e-300)
     distinct = gaps > tiny
     values = torch.cat((y[:1], y[1:][distinct]))
     gaps = gaps[distinct]
@@ -195,7 +225,7 @@ def _lattice(y: Tensor, rounding: float) -> float | None:
         off = ((values - values[0]) / quantum - ((values - values[0]) / quantum).round()).abs()
         # Values that happen to be close together make a fine lattice on which anything lies.
         crowded = float(values[-1] - values[0]) / quantum <= 64 * len(values)
-        if bool((off < 0.05 + rounding / quantum).all()) and crowded and quantum > 4 * tiny:
+        if crowded and quantum > 5 * tiny and bool((off < 0.05 + rounding / quantum).all()):
             return quantum
     return None
 

@@ -18,7 +18,7 @@ class Sensitivity:
     """What moving an input by its spread does to the outputs."""
 
     change: list[float]  # by input: change of the outputs over their spread, root mean square
-    dead: list[int] | None  # inputs that nothing reacts to. None: too noisy to tell
+    dead: list[int] | None  # inputs that nothing reacts to. None: too noisy, or too coarse, to tell
 
     @property
     def words(self) -> str:
@@ -28,7 +28,7 @@ class Sensitivity:
         text = f"Moved by their spread, these change the outputs most (in spreads of theirs): {strongest}"
         text += f"; least: {order[-1]} ({self.change[order[-1]]:.2g})." if len(order) > 3 else "."
         if self.dead is None:
-            return text + " Too noisy to say whether any is dead."
+            return text + " Too noisy or too coarse to say whether any is dead."
         if self.dead:
             names = ", ".join(map(str, self.dead[:12])) + ", ..." * (len(self.dead) > 12)
             text += f" Dead: input{'s' * (len(self.dead) > 1)} {names}."

@@ -40,7 +40,9 @@ class Smoothness:
 def measure_smoothness(asker: Asker, generator: torch.Generator) -> Smoothness:
     """Lines between typical rows, and on each of them ever closer looks at the place that bends most."""
     lines = min(LINES, asker.affordable() // (2 * (POINTS + 3) * (ZOOMS + 1)))
-    if lines < 1 or len(asker.usable) < 2:
+    if len(asker.usable) < 2:
+        raise LeftOut("there is one row at which it works, and lines go from one to another")
+    if lines < 1:
         raise LeftOut
     rows = asker.choose(2 * lines, generator)
     near, far = asker.x[rows[:lines]], asker.x[rows[lines:]]
@@ -75,7 +77,7 @@ def _along(asker: Asker, near: Tensor, far: Tensor, t: Tensor, rows: Tensor) -> 
 
 def _floor(asker: Asker) -> Tensor:
     """Second differences, over the spread of the outputs, that noise and rounding make."""
-    return (torch.maximum(5 * math.sqrt(6) * asker.noise, asker.rounding) / asker.output_spread).max()
+    return (torch.maximum(5 * math.sqrt(6) * asker.noise, 2 * asker.rounding) / asker.output_spread).max()
 
 
 def judge_bends(bends: Tensor, least: Tensor) -> Smoothness:

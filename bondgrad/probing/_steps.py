@@ -12,6 +12,8 @@ from bondgrad.probing._words import percent
 
 PROBES = 32  # rows and inputs at which slopes are taken
 PER_DECADE = 2
+INSIDE = 0.3  # of its spread, an input is kept away from its limits
+NUMBERS = 2**21  # in points that exist at a time
 LONGEST = 1.0  # of the spread of an input
 SHORTEST = {torch.float32: -6, torch.float64: -12}  # powers of ten
 
@@ -58,29 +60,40 @@ def measure_steps(asker: Asker, generator: torch.Generator) -> Steps:
     rows = asker.choose(probes, generator)
     d = asker.x.shape[1]
     inputs = torch.randperm(max(d, probes), generator=generator)[:probes] % d
-    slopes = torch.stack([_slopes(asker, rows, inputs, float(h)) for h in ladder])  # [rungs, probes, d_out]
+    x = asker.x[rows]
+    if asker.low is not None and asker.high is not None:  # from a limit, there is nowhere to go on one side
+        room = torch.minimum(INSIDE * asker.spread, (asker.high - asker.low) / 4)
+        inner = torch.minimum(torch.maximum(x, asker.low + room), asker.high - room)
+        x[torch.arange(probes), inputs] = inner[torch.arange(probes), inputs]
+    at_once = max(1, NUMBERS // (2 * probes * d))
+    slopes = torch.cat([_slopes(asker, x, rows, inputs, h) for h in torch.split(ladder, at_once)])
+    if bool(torch.isnan(slopes).all()):
+        raise LeftOut("limits or failures are in the way everywhere")
     gy = torch.randn(probes, slopes.shape[2], dtype=torch.float64, generator=generator)
     gy = gy / gy.norm(dim=1, keepdim=True) / asker.output_spread
     along = (slopes * gy).sum(2) * asker.spread[inputs]  # [rungs, probes]
     return judge(ladder, along, float(asker.spread.median()))
 
 
-def _slopes(asker: Asker, rows: Tensor, inputs: Tensor, h: float) -> Tensor:
-    """Central differences [probes, d_out] by one input each, over h of its spread; NaN where limits are in the way."""
-    x = asker.x[rows]
-    at = torch.arange(len(rows))
-    ends = x[:, None].repeat(1, 2, 1)
-    step = h * asker.spread[inputs]
-    ends[at, 0, inputs] += step
-    ends[at, 1, inputs] -= step
+def _slopes(asker: Asker, x: Tensor, rows: Tensor, inputs: Tensor, steps: Tensor) -> Tensor:
+    """Central differences [steps, probes, d_out] at x [probes, d] by one input each, over parts of its spread.
+
+    NaN where limits are in the way.
+    """
+    (probes, d), n = x.shape, len(steps)
+    at = torch.arange(probes)
+    ends = x[None, :, None].repeat(n, 1, 2, 1)  # [steps, probes, 2, d]
+    step = steps[:, None] * asker.spread[inputs]
+    ends[:, at, 0, inputs] += step
+    ends[:, at, 1, inputs] -= step
     made = asker.realise(ends)
-    span = made[at, 0, inputs] - made[at, 1, inputs]  # what rounding and limits have left of it
-    y = asker.ask(made.flatten(0, 1), rows.repeat_interleave(2)).view(len(rows), 2, -1)
+    span = made[:, at, 0, inputs] - made[:, at, 1, inputs]  # what rounding and limits have left of it
+    y = asker.ask(made.view(-1, d), rows.repeat_interleave(2).repeat(n)).view(n, probes, 2, -1)
     whole = span > 0
     if asker.low is not None and asker.high is not None:
-        far = ends[at, :, inputs]  # [probes, 2]
-        whole &= (far >= asker.low[inputs, None]).all(1) & (far <= asker.high[inputs, None]).all(1)
-    return ((y[:, 0] - y[:, 1]) / span[:, None]).where(whole[:, None], math.nan)
+        far = ends[:, at, :, inputs].transpose(0, 1)  # [steps, probes, 2]
+        whole &= (far >= asker.low[inputs, None]).all(2) & (far <= asker.high[inputs, None]).all(2)
+    return ((y[:, :, 0] - y[:, :, 1]) / span[:, :, None]).where(whole[:, :, None], math.nan)
 
 
 def judge(ladder: Tensor, slopes: Tensor, spread: float) -> Steps:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bondgrad._function import keeper
+from bondgrad._function import entries, keeper
 
 
 @contextlib.contextmanager
@@ -19,6 +19,8 @@ def no_trace(fn: object) -> Iterator[None]:
     Running statistics of batch normalisation are buffers, and move with every call in training mode.
     """
     randomness, buffers = RandomStates(), _buffers(fn)
+    modules = fn.modules() if isinstance(fn, nn.Module) else ()
+    places = [(tensors, name, tensors[name]) for tensors, name in entries([m._buffers for m in modules])]
     owner: Any = keeper(fn)
     kept = None if owner is None else owner.snapshot()
     try:
@@ -27,6 +29,8 @@ def no_trace(fn: object) -> Iterator[None]:
         for buffer, before in buffers:
             with torch.no_grad():
                 buffer.copy_(before)
+        for tensors, name, buffer in places:  # where a module has put another
+            tensors[name] = buffer
         if owner is not None:
             owner.restore(kept)
         randomness.restore()

@@ -58,6 +58,8 @@ def _shape(report: "Report") -> list[str]:
     parts = []
     if report.rounding is not None and report.rounding.quantised:
         parts.append(f"quantised in steps of {report.rounding.largest_quantum:.2g}")
+    elif report.rounding is not None and report.rounding.rough:
+        parts.append("rough")
     elif report.smoothness is not None:
         names = {"smooth": "smooth", "kinks": "with kinks", "jumps": "with jumps", "unclear": ""}
         parts += [names[report.smoothness.kind]] if names[report.smoothness.kind] else []
