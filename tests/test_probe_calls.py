@@ -116,3 +116,13 @@ def test_a_seed_that_must_be_given():
     assert report.randomness.takes_seed
     assert not report.randomness.deterministic
     assert report.randomness.std[0] == pytest.approx(0.1, rel=0.2)
+
+
+def test_a_loop_over_rows_is_not_vectorised():
+    def loop(x: np.ndarray):
+        return np.stack([np.sin(np.sin(np.sin(np.sin(row)))) for row in x])
+
+    speed = probe(loop, rows()).speed
+    assert not speed.vectorised
+    assert "the time grows with the rows" in speed.words
+    assert probe(torch.sin, rows()).speed.vectorised

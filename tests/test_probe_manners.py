@@ -1,5 +1,6 @@
 """What a probe may do, what comes of it, and the command."""
 
+import functools
 import json
 import math
 import random
@@ -9,10 +10,8 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from typer.testing import CliRunner
 
 from bondgrad import BoxError, probe
-from bondgrad.cli import main
 from bondgrad.probing import Session
 from bondgrad.testing.boxes import TanhNetwork
 from tests.helpers import noisy
@@ -174,86 +173,37 @@ def test_json():
     assert found["cost"]["central"]["evaluations"] == 25 * (1 + 1.04 * 8)
 
 
-# ---- the command line
-
-
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    (tmp_path / "bench_box.py").write_text(
-        "import numpy as np\n\n\ndef read(x):\n    return np.sin(x).cumsum(1)\n\n\nnumber = 3\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.setattr("sys.path", ["", *__import__("sys").path])
-    yield tmp_path
-    __import__("sys").modules.pop("bench_box", None)
-
-
-def cli(*arguments):
-    return CliRunner().invoke(main, ["probe", *map(str, arguments)])
-
-
-def test_the_command(here):
-    done = cli("bench_box:read", "--in-features", 3, "--limits", -2, 2, "--plot", "steps.png", "--budget", 3000)
-    assert done.exit_code == 0, done.output
-    assert "deterministic, smooth, float32" in done.output
-    assert "drawn uniformly within the limits" in done.output
-    assert "bondgrad.BlackBox(" in done.output
-    assert "1,000 training steps of 64 rows" in done.output
-    assert (here / "steps.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_the_command_in_json(here):
-    np.save("typical.npy", np.random.default_rng(0).normal(size=(50, 3)))
-    done = cli("bench_box:read", "--in-features", 3, "--sample", "typical.npy", "--json", "--batch", 25, "--steps", 5)
-    assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout)
-    assert found["name"] == "read"
-    assert found["dtype"] == "float64"
-    assert found["sample"] == "50 rows of typical.npy"
-    assert found["cost"]["central"]["evaluations"] == 25 * (1 + 1.04 * 6)
-    assert "standard normal" in json.loads(cli("bench_box:read", "--in-features", 3, "--json").stdout)["sample"]
-
-
-@pytest.mark.parametrize(
-    ("target", "says"),
-    [
-        ("bench_box", "MODULE:FUNCTION"),
-        ("no_such_module:read", "could not be imported"),
-        ("bench_box:nothing", "has no 'nothing'"),
-        ("bench_box:number", "not a function but int"),
-    ],
-)
-def test_wrong_targets(here, target, says):
-    done = cli(target, "--in-features", 3)
-    assert done.exit_code == 2
-    assert says in done.output
-
-
-def test_a_wrong_sample(here):
-    np.save("wide.npy", np.zeros((5, 7)))
-    for path, says in (("wide.npy", "got [5, 7]"), ("bench_box.py", "could not be read")):
-        done = cli("bench_box:read", "--in-features", 3, "--sample", path)
-        assert done.exit_code == 2
-        assert says in done.output
-
-
-def test_an_interrupt_prints_what_there_is(here, monkeypatch):
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("bondgrad.probing._probe.measure_steps", interrupted)
-    before = torch.get_rng_state()
-    done = cli("bench_box:read", "--in-features", 3)
-    assert done.exit_code == 0, done.output
-    assert "Interrupted" in done.output
-    assert "Rounding" in done.output
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 def test_a_session_can_be_watched():
     session = Session(simulator, rows())
     names = list(session.run())
     assert names[0] == "First questions"
     assert names[-1] == "History"
     assert session.report().verdict.startswith("deterministic")
+
+
+def test_what_is_left_out_is_left_out_for_the_right_reason():
+    for seconds in (1e-9, 1e-4, 1e-3):
+        assert probe(torch.sin, rows(), seconds=seconds).left_out
+
+    def slow(x):
+        time.sleep(0.06)
+        return torch.sin(x)
+
+    hasty = probe(slow, rows(), seconds=0.1).left_out
+    assert "in the time left" in hasty[0]
+    assert hasty[-1] == "all else: no row was asked"
+    alone = probe(lambda x: x.sum(1, keepdim=True), rows(1)).left_out
+    assert any(text.startswith("Smoothness: there is one row") for text in alone)
+    assert not any("do not reach" in text for text in alone)
+
+
+def test_the_name_in_the_code_is_that_of_a_function():
+    assert probe(simulator, rows()).name == "simulator"
+    assert probe(Reader(), rows()).name == "fn"
+    assert probe(functools.partial(simulator), rows()).name == "fn"
+    assert probe(nn.Sequential(nn.Linear(D, 2)), rows()).name == "fn"
+
+
+class Reader:
+    def __call__(self, x):
+        return torch.sin(x)

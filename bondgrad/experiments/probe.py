@@ -6,7 +6,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
+from bondgrad._arguments import Limits, checked_seed
 from bondgrad._function import from_numpy
 from bondgrad.errors import BoxError
 from bondgrad.probing import Report, Session
@@ -68,8 +69,11 @@ def sample_rows(
     if path is not None:
         try:
             array = np.load(path)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, EOFError) as error:
             raise UserError(f"--sample {path} could not be read as a .npy file: {error}") from error
+        if not isinstance(array, np.ndarray):
+            array.close()
+            raise UserError(f"--sample {path} holds several arrays: save the rows by themselves, with numpy.save")
         if array.ndim != 2 or array.shape[1] != in_features or array.dtype.kind not in "fiu":
             raise UserError(
                 f"--sample must be numbers [rows, --in-features {in_features}], got {list(array.shape)}, {array.dtype}"
@@ -80,10 +84,26 @@ def sample_rows(
     generator = torch.Generator().manual_seed(seed)
     if limits is not None:
         low, high = limits
+        if not all(abs(limit) < torch.finfo(torch.float32).max / 2 for limit in limits):
+            raise UserError(f"no rows can be drawn within --limits {low:g} {high:g}: give finite ones, or a --sample")
         drawn = torch.rand(DRAWN, in_features, generator=generator)
         return low + (high - low) * drawn, f"{DRAWN} rows drawn uniformly within the limits"
     words = f"{DRAWN} rows drawn from a standard normal distribution (give --sample for typical ones)"
     return torch.randn(DRAWN, in_features, generator=generator), words
+
+
+@contextlib.contextmanager
+def _nothing_printed() -> Iterator[None]:
+    """What the box and its libraries print goes to the standard error, so that the output is JSON and nothing else."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def run_probe(session: Session, console: Console) -> Report:
@@ -113,14 +133,20 @@ def probe_command(
     console: Console,
 ) -> None:
     """All of `bondgrad probe`. `options` go to the session: budget, seconds, seed."""
-    fn = load_function(target)
-    x, words = sample_rows(sample, in_features, limits, options["seed"])
-    name = target.partition(":")[2].rpartition(".")[2]
-    try:
-        session = Session(fn, x, limits=limits, name=name, sample=words, **options)
-        report = run_probe(session, Console(stderr=True) if as_json else console)
-    except (BoxError, ValueError) as error:
-        raise UserError(str(error)) from error
+    if plot_file is not None and not plot_file.parent.is_dir():
+        raise UserError(f"--plot {plot_file} cannot be written: there is no folder {plot_file.parent}")
+    module, _, name = target.partition(":")
+    with _nothing_printed() if as_json else contextlib.nullcontext():
+        fn = load_function(target)
+        try:
+            checked_seed(options["seed"])
+            if limits is not None:
+                Limits(limits, in_features)
+            x, words = sample_rows(sample, in_features, limits, options["seed"])
+            session = Session(fn, x, limits=limits, name=name, module=module, sample=words, **options)
+            report = run_probe(session, Console(stderr=True) if as_json else console)
+        except (BoxError, ValueError) as error:
+            raise UserError(str(error)) from error
     if as_json:
         sys.stdout.write(json.dumps(report.as_dict(batch, steps), indent=1, allow_nan=False) + "\n")
     else:

@@ -32,7 +32,7 @@ def timed(asker: Asker, rows: Tensor) -> float | None:
     """Seconds of a call with these rows [n] of x; None: it failed, and failed again."""
     for attempt in range(1 + AGAIN if asker.flaky else 2):
         asker.synchronise()
-        start = time.perf_counter()
+        start, before = time.perf_counter(), asker.function.seconds
         try:
             asker.call(asker.x[rows], rows)
         except Exception as error:
@@ -41,7 +41,9 @@ def timed(asker: Asker, rows: Tensor) -> float | None:
             raise
         asker.synchronise()
         asker.doubt(attempt)
-        return time.perf_counter() - start
+        # What is done around the box takes longer than many a box does for a row.
+        inside = asker.function.seconds - before
+        return inside if asker.device.type == "cpu" else time.perf_counter() - start
     return None
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bondgrad import _arguments as arguments
-from bondgrad._function import RowFunction, describe
+from bondgrad._function import RowFunction
 from bondgrad._precision import all_of, arithmetic, autocast_dtype
 from bondgrad.probing._asker import Asker, LeftOut
 from bondgrad.probing._company import measure_company
@@ -86,6 +86,7 @@ class Session:
         seconds: float = SECONDS,
         seed: int = 0,
         name: str | None = None,
+        module: str | None = None,
         sample: str | None = None,
     ) -> None:
         arguments.check_callable(fn)
@@ -105,7 +106,7 @@ class Session:
         contexts = tuple(c.to(rows.device) for c in arguments.context_rows(context, x.shape[:1]))
         seconds = arguments.positive_float("seconds", seconds)
         self.asker = Asker(fn, rows, keep, contexts, self._limits, budget, seconds)
-        self._fn, self._name = fn, _variable(name or describe(fn))
+        self._fn, self._name, self._module = fn, name or _variable(fn), module
         self._sample = sample or f"{len(x):,} rows given"
         self._found: dict[str, Any] = {}
         self._left_out: list[str] = []
@@ -159,6 +160,7 @@ class Session:
         asker, function = self.asker, self.asker.function
         return Report(
             name=self._name,
+            module=self._module,
             in_features=asker.x.shape[1],
             out_features=asker.y.shape[1],
             dtype=str(asker.dtype).removeprefix("torch."),
@@ -216,7 +218,7 @@ class Session:
         return self._found.get("company") is not None and bool(self._found["company"].matters)
 
 
-def _variable(name: str) -> str:
-    """A name for the box in Python: that of a function, of an object that of its class in small letters."""
-    name = name[:1].lower() + name[1:]
+def _variable(fn: Callable[..., Any]) -> str:
+    """A name for the box in Python: that of a function. Objects have none."""
+    name = str(getattr(fn, "__name__", ""))
     return name if name.isidentifier() and not keyword.iskeyword(name) else "fn"

@@ -67,7 +67,8 @@ def recommend(report: "Report") -> list[Argument]:
 def code(report: "Report") -> str:
     """To paste."""
     lines = [f"    {a.name}={a.value},  # {a.reason}" for a in recommend(report)]
-    return "\n".join(["import bondgrad", "", "box = bondgrad.BlackBox(", f"    {report.name},", *lines, ")"])
+    imports = [f"from {report.module} import {report.name.partition('.')[0]}"] if report.module else []
+    return "\n".join(["import bondgrad", *imports, "", "box = bondgrad.BlackBox(", f"    {report.name},", *lines, ")"])
 
 
 def warnings(report: "Report") -> list[str]:

@@ -40,7 +40,8 @@ class Report:
     `print(report)` shows it, `as_dict()` is for machines, `code` is to be pasted.
     """
 
-    name: str
+    name: str  # of the box, in Python
+    module: str | None  # from which it can be imported, where that is known
     in_features: int
     out_features: int
     dtype: str  # of what the box was given

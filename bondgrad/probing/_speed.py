@@ -14,8 +14,8 @@ from bondgrad.probing._words import duration
 SIZES = (1, 8, 64, 512, 4096)  # rows of a call
 REPEATS = 3
 SHARE, TIME_SHARE = 0.1, 0.1  # of the evaluations, and of the time, that may go into this
-GAIN = 4.0  # times faster, per row, in the largest call: vectorised
-LOSS = 2.0  # less than this: it goes through its rows one by one
+LINEAR = 0.7  # of the growth of a call is that of its time: it works on its rows one after the other
+GAIN = 3.0  # times faster, per row, in a large call: even so, large calls are worth their while
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,15 @@ class Speed:
             return False
         if self.sizes[-1][0] < 8:
             return None
-        return True if self.gain >= GAIN else False if self.gain < LOSS else None
+        if self.growth < LINEAR:
+            return True
+        return False if self.gain < GAIN else None
+
+    @property
+    def growth(self) -> float:
+        """By how much the time of a call grows from the second largest size to the largest, over that of its rows."""
+        (few, quick), (many, slow) = self.sizes[-2:]
+        return (slow / quick) / (many / few)
 
     @property
     def takes_many_rows(self) -> bool:
@@ -76,13 +84,18 @@ class Speed:
             text = f"It does not take one row alone; two take {duration(self.latency)}"
         if not self.takes_many_rows:
             return text + ". It takes one row at a time: a call with two failed."
-        if self.max_rows is not None:
-            text += f". It takes no more than about {self.max_rows} rows in a call: more are refused"
         largest, slow = self.sizes[-1]
         if largest > 1:
             text += f", {largest:,} at once {duration(slow)} ({largest / slow:,.0f} rows a second)"
-        kinds = {True: "vectorised", False: "not vectorised, the time grows with the rows", None: "partly vectorised"}
-        return text + (f": {kinds[self.vectorised]}." if largest >= 8 else ".")
+        kinds = {
+            True: "vectorised",
+            False: "not vectorised, the time grows with the rows",
+            None: "large calls help, but in them the time grows with the rows",
+        }
+        text += f": {kinds[self.vectorised]}." if largest >= 8 else "."
+        if self.max_rows is not None:
+            text += f" It takes no more than about {self.max_rows} rows in a call: a larger one failed."
+        return text
 
 
 def measure_speed(asker: Asker) -> Speed:
