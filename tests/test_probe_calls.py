@@ -94,6 +94,7 @@ def test_rows_that_fail_at_random():
         report = probe(fn, rows(), seed=seed)
         assert "fails at random" in report.verdict
         assert report.ranges.failures == []
+        assert report.ranges.failing_rows < 0.01
         assert "nan" not in str(report)
 
 

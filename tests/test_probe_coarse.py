@@ -102,6 +102,9 @@ def test_a_rough_box():
         report = probe(fn, typical(seed), seed=seed)
         assert report.verdict.startswith("deterministic, rough, float32")
         assert "structure" not in report.reasons
+        assert not probe(lambda x, w=w: torch.tanh((x - 1e4) @ w), typical(seed) + 1e4, seed=seed).rounding.rough
+        ripples = probe(lambda x, w=w: x @ w + 0.02 * torch.sin(2000 * (x @ w)), typical(seed), seed=seed)
+        assert "bfloat16" not in ripples.verdict
 
 
 # ---- flat and infinite answers, and limits

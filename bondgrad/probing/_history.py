@@ -11,7 +11,7 @@ from bondgrad.probing._words import percent
 
 ROWS = 4
 ENOUGH = 8  # calls that must be left for other things
-TIMES = 4  # that a row is asked right after others, and right after itself
+TIMES = (4, 2)  # that a row is asked right after others, and right after itself, as time allows
 CERTAIN = 8.0  # standard deviations of the sum of squares
 
 
@@ -97,28 +97,29 @@ def measure_memory(asker: Asker, generator: torch.Generator) -> tuple[bool, floa
     """B, A, A, A, B, A, A, A, ...: is A answered differently right after B than right after A?"""
     rows = asker.choose(2 * max(ROWS, asker.least), generator)
     a = rows[: len(rows) // 2]
-    if asker.affordable() < 8 * TIMES * len(a) or asker.affordable_calls() < 4 * TIMES:
+    times = next((n for n in TIMES if asker.affordable_calls() >= 25 * n), 0)
+    if times == 0 or asker.affordable() < 8 * times * len(a):
         raise LeftOut
     # Far from A, so that there is something to remember.
     distance = torch.cdist(asker.x[a] / asker.spread, asker.x[asker.usable] / asker.spread)
     b = asker.usable[distance.argmax(1)]
-    found, change = _compare(asker, a, b)
+    found, change = _compare(asker, a, b, times)
     if found and bool((asker.noise > 0).any()):  # so much may come of a few bad answers: look again
-        found, change = _compare(asker, a, b)
+        found, change = _compare(asker, a, b, times)
     return found, change
 
 
-def _compare(asker: Asker, a: Tensor, b: Tensor) -> tuple[bool, float]:
+def _compare(asker: Asker, a: Tensor, b: Tensor, times: int) -> tuple[bool, float]:
     """Whether rows a [r] are answered differently right after b [r], and by how much, over the spread."""
     parts = []
-    for _ in range(TIMES):
+    for _ in range(times):
         asker.ask(asker.x[b], b)
         after_b, second, third = (asker.ask(asker.x[a], a) for _ in range(3))
         parts.append((after_b - second) - (second - third))  # a steady drift cancels
-    changes = torch.stack(parts)  # [TIMES, r, d_out]
+    changes = torch.stack(parts)  # [times, r, d_out]
     mean = changes.nanmean(0)
     # Noise may be larger at some rows than at others, and some answers lie far out.
-    own = (changes - mean).square().nanmean(0).nan_to_num(0).div(TIMES - 1).sqrt()
-    sigma = torch.maximum(torch.maximum(asker.noise * math.sqrt(6 / TIMES), asker.rounding), own)
+    own = (changes - mean).square().nanmean(0).nan_to_num(0).div(times - 1).sqrt()
+    sigma = torch.maximum(torch.maximum(asker.noise * math.sqrt(6 / times), asker.rounding), own)
     change = float((mean / asker.output_spread).square().nanmean().sqrt().nan_to_num(0))
     return excess(mean / sigma, asker.shared) > CERTAIN, change

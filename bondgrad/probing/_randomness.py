@@ -77,7 +77,7 @@ class Randomness:
 
 def measure_randomness(asker: Asker, generator: torch.Generator) -> Randomness:
     """Ask some rows again and again; if the answers differ, look for the source."""
-    repeats = max(3, min(REPEATS, asker.affordable() // 20, asker.affordable_calls() // 6))
+    repeats = max(3, min(REPEATS, asker.affordable() // 20, asker.affordable_calls() // 8))
     rows = asker.choose(min(ROWS, max(1, asker.affordable() // 100)), generator)
     if asker.least > len(rows):
         rows = rows.repeat(asker.least)

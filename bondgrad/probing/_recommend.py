@@ -36,7 +36,7 @@ def choose_noise(report: "Report") -> Argument | None:
     if rounding.floor > COARSE * max(UNITS[rounding.returned], UNITS["float32"]):
         coarse = f"it computes in {rounding.precision}, coarser than the {rounding.returned} that it returns"
         value = 2 * rounding.floor * rounding.size
-        return Argument("noise", f"{value:.2g}", "it is rough at any distance" if rounding.rough else coarse)
+        return Argument("noise", f"{value:.2g}", "it is as rough as that" if rounding.rough else coarse)
     return None
 
 
@@ -94,8 +94,8 @@ def warnings(report: "Report") -> list[str]:
         )
     if report.history is not None and report.history.remembers:
         texts.append("It remembers earlier questions: give it a state, or answers will depend on their order.")
-    if report.sensitivity is not None and report.sensitivity.dead:
-        texts.append(f"{len(report.sensitivity.dead)} inputs move nothing and cost evaluations: leave them out.")
+    if report.sensitivity is not None and 0 < len(report.sensitivity.dead or []) < report.in_features:
+        texts.append(f"{len(report.sensitivity.dead or [])} inputs move nothing and cost evaluations: leave them out.")
     return texts
 
 

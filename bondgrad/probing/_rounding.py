@@ -25,6 +25,7 @@ ORDER = (*(name for name, _ in EDGES), "coarser than bfloat16")
 NAMED = {"float16": "TF32 or float16"}  # as coarse as each other
 DISTINCT = 4  # values that a lattice must have
 SEVERAL = 24  # values, other than zero, that tell which type holds them
+STILL = 0.2  # of neighbours on a short line have the same answer, where arithmetic is coarse
 OFF_THE_SAMPLE = 32  # points that show whether a lattice is that of the typical rows
 COARSE = 64  # times the rounding of its answers' type: then it is more than that
 NAMES = {torch.finfo(t).eps: str(t)[6:] for t in (torch.float64, torch.float32, torch.float16, torch.bfloat16)}
@@ -36,7 +37,7 @@ class Rounding:
 
     floor: float  # standard deviation of the rounding, over the size of the outputs
     precision: str  # what that looks like
-    rough: bool  # whether the floor is not rounding, but there however close two points are
+    rough: bool  # whether the floor is not that of coarse arithmetic
     returned: str  # the type of the answers
     answers: str  # the coarsest type that holds all of them
     size: float  # of the outputs, root mean square
@@ -61,7 +62,7 @@ class Rounding:
             text = f"Answers come in steps of {self.largest_quantum:.3g}"
             text += " (rounded to decimals)." if _is_decimal(self.largest_quantum) else " (quantised)."
         elif self.rough:
-            text = f"Rough: however close two points are, answers differ by about {self.floor:.1g} of their size."
+            text = f"Rough: at close points answers differ by about {self.floor:.1g} of their size, and not by steps."
         elif self.floor > 0:
             text = f"Rounding is about {self.floor:.1g} of the answers: {self.precision} inside."
         else:
@@ -135,8 +136,8 @@ def compare_surroundings(
 def noise_floor(asker: Asker, generator: torch.Generator) -> tuple[float, bool]:
     """The standard deviation of the box's rounding, over the size of its outputs; zero: none is seen.
 
-    Also returns whether it is roughness of another kind. Coarse arithmetic gives the same answer at points that are
-    much closer together than it can tell apart.
+    Also returns whether it is roughness of another kind. Coarse arithmetic often gives the same answer at points that
+    are much closer together than it can tell apart.
     """
     powers = SPACINGS[asker.dtype]
     lines = min(LINES, asker.affordable() // (3 * len(powers) * POINTS))
@@ -145,7 +146,7 @@ def noise_floor(asker: Asker, generator: torch.Generator) -> tuple[float, bool]:
     rows = asker.choose(lines, generator)
     scale = torch.where(asker.scale > 0, asker.scale, 1.0)
     estimates: list[tuple[float, bool]] = []  # for each spacing, and whether differences of all orders agree on it
-    lengths: list[float] = []  # of the lines
+    close: list[tuple[float, float]] = []  # for each, the length of the lines, in spreads, and how much stood still
     for power in powers:
         points = _line(asker, asker.x[rows], power, generator)  # [lines, POINTS, d]
         if not torch.equal(asker.realise(points), points):  # no room within the limits
@@ -157,7 +158,8 @@ def noise_floor(asker: Asker, generator: torch.Generator) -> tuple[float, bool]:
             by_line = y.diff(k, dim=1).square().mul(gamma).nanmean((1, 2)).sqrt()
             orders.append(float(by_line.nanmedian().nan_to_num(0)))
         estimates.append((orders[1], max(orders) <= FLAT * min(orders)))
-        lengths.append(POINTS * 2.0**power)
+        length = float(((points[:, -1] - points[:, 0]).abs() / asker.spread).amax())
+        close.append((length, float((y.diff(dim=1) == 0).double().mean())))
     # Rounding is the same whatever the spacing, kinks and bends are not. Coarse arithmetic shows at wide spacings only:
     # between two of its steps nothing changes at all.
     agreed = [
@@ -166,8 +168,8 @@ def noise_floor(asker: Asker, generator: torch.Generator) -> tuple[float, bool]:
         if fa and fb and a > 0 and max(a, b) <= FLAT * min(a, b)
     ]
     floor = max(agreed) if agreed else next((a for a, _ in estimates if a > 0), 0.0)
-    close = [a for (a, _), length in zip(estimates, lengths, strict=True) if 8 * length < floor]
-    return floor, floor > COARSE * asker.eps and any(a > floor / 2 for a in close)
+    near = [still for length, still in close if 8 * length < floor]
+    return floor, floor > COARSE * asker.eps and bool(near) and max(near) < STILL
 
 
 def _line(asker: Asker, start: Tensor, power: int, generator: torch.Generator) -> Tensor:

@@ -77,7 +77,9 @@ def _along(asker: Asker, near: Tensor, far: Tensor, t: Tensor, rows: Tensor) -> 
 
 def _floor(asker: Asker) -> Tensor:
     """Second differences, over the spread of the outputs, that noise and rounding make."""
-    return (torch.maximum(5 * math.sqrt(6) * asker.noise, 2 * asker.rounding) / asker.output_spread).max()
+    # Along any line it rounds more than along those on which the floor was measured.
+    rounding = torch.maximum(2 * asker.rounding, 64 * asker.eps * asker.scale)
+    return (torch.maximum(5 * math.sqrt(6) * asker.noise, rounding) / asker.output_spread).max()
 
 
 def judge_bends(bends: Tensor, least: Tensor) -> Smoothness:
