@@ -74,6 +74,7 @@ class Asker:
         self.least, self.most = 1, PORTION  # rows that the box takes in a call
         self.refused: int | None = None  # rows of the smallest call that was too large for it
         self.flaky = 0  # calls, or rows, that failed and, asked again, did not
+        self.times: dict[int, list[float]] = {}  # seconds of calls, by their rows
         self.seconds_per_call, self.seconds_per_row = 0.0, 0.0  # a call of n rows takes the one, and n times the other
         self.seed: int | None = None  # for a box that takes one; None: none, or a new one in every call if it must
         self._needs_seed = self.function.seed_position is not None and _needs_seed(fn)
@@ -161,9 +162,16 @@ class Asker:
         each = self.seconds_per_call + self.seconds_per_row
         return int(self.time_left() / each) if each > 0 else self.budget
 
-    def learn_speed(self, times: list[tuple[int, float]]) -> None:
-        """From rows of calls, ascending, and their seconds."""
-        (few, quick), (many, long) = times[0], times[-1]
+    def require_calls(self, calls: int) -> None:
+        """Leave a measurement out if there is no time for so many calls with few rows."""
+        if self.affordable_calls() < calls:
+            raise LeftOut(f"the {self.affordable_calls():,} calls that there is time for do not reach")
+
+    def learn_speed(self, rows: int, seconds: float) -> None:
+        """From a call with so many rows, which took so long."""
+        self.times.setdefault(rows, []).append(seconds)
+        known = [(n, min(found)) for n, found in sorted(self.times.items())]
+        (few, quick), (many, long) = known[-2:] if len(known) > 1 else known * 2  # the largest say most of larger ones
         self.seconds_per_row = max(0.0, long - quick) / (many - few) if many > few else 0.0
         self.seconds_per_call = max(0.0, quick - few * self.seconds_per_row)
 

@@ -37,7 +37,8 @@ def measure_company(asker: Asker, generator: torch.Generator) -> Company:
         return Company(False, 0.0)
     noisy = bool((asker.noise > 0).any())
     repeats = REPEATS if noisy else 1
-    if asker.affordable() < 12 * repeats * (ROWS + OTHERS) or asker.affordable_calls() < 6 * repeats:
+    asker.require_calls(6 * repeats)
+    if asker.affordable() < 12 * repeats * (ROWS + OTHERS):
         raise LeftOut
     change, certain = _compare(asker, generator, repeats)
     matters = bool((change.abs() > certain).any())

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from bondgrad._trials import ROWS
 from bondgrad.policies import Calibrated
 
 if TYPE_CHECKING:
@@ -21,15 +22,17 @@ class Cost:
 
 def predict(report: "Report", batch: int, steps: int) -> dict[str, Cost]:
     """For each estimator: what a training of so many steps of so many rows costs."""
-    trials = 1 + Calibrated.share  # the default policy's
     groups = report.in_features if report.dependence is None else report.dependence.groups
     per_row = {"central": 2 * groups, "forward": groups, "simultaneous": 2}
     costs = {}
     for estimator, moved in per_row.items():
         seconds = None
         if report.speed is not None:
-            seconds = report.speed.seconds(batch) + trials * report.speed.seconds(batch * moved)
-        evaluations = round(batch * (1 + trials * moved))
+            took, rows = report.speed.seconds, min(batch, ROWS)
+            # Trials of the default policy: of so many rows, with half and with twice the step, and unmoved.
+            trials = Calibrated.share * batch * moved / (rows * (2 * moved + 1))
+            seconds = took(batch) + took(batch * moved) + trials * (2 * took(rows * moved) + took(rows))
+        evaluations = round(batch * (1 + (1 + Calibrated.share) * moved))
         beyond = report.speed is not None and report.speed.extrapolated(batch * moved)
         costs[estimator] = Cost(evaluations, seconds, None if seconds is None else steps * seconds / 3600, beyond)
     return costs

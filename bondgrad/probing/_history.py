@@ -10,7 +10,7 @@ from bondgrad.probing._asker import COMPANY, Asker, LeftOut
 from bondgrad.probing._words import percent
 
 ROWS = 4
-ENOUGH = 8  # calls that must be left for other things
+ENOUGH = 30  # calls that must be left for other things
 TIMES = (4, 2)  # that a row is asked right after others, and right after itself, as time allows
 CERTAIN = 8.0  # standard deviations of the sum of squares
 
@@ -97,8 +97,9 @@ def measure_memory(asker: Asker, generator: torch.Generator) -> tuple[bool, floa
     """B, A, A, A, B, A, A, A, ...: is A answered differently right after B than right after A?"""
     rows = asker.choose(2 * max(ROWS, asker.least), generator)
     a = rows[: len(rows) // 2]
-    times = next((n for n in TIMES if asker.affordable_calls() >= 25 * n), 0)
-    if times == 0 or asker.affordable() < 8 * times * len(a):
+    times = next((n for n in TIMES if asker.affordable_calls() >= 15 * n), TIMES[-1])
+    asker.require_calls(15 * times)
+    if asker.affordable() < 8 * times * len(a):
         raise LeftOut
     # Far from A, so that there is something to remember.
     distance = torch.cdist(asker.x[a] / asker.spread, asker.x[asker.usable] / asker.spread)

@@ -20,16 +20,13 @@ def meet(asker: Asker) -> None:
     """
     row = _first_answer(asker)
     together = torch.full((COMPANY,), row)
-    several = timed(asker, together)
-    if several is None and asker.least == 1 and timed(asker, together[:2]) is None:
+    if not timed(asker, together) and asker.least == 1 and not timed(asker, together[:2]):
         asker.refused, asker.most = 2, 1
-    single = timed(asker, together[: asker.least])  # not the first call, which may have had to load something
-    times = [(asker.least, single), (COMPANY, several)]
-    asker.learn_speed([(n, seconds) for n, seconds in times if seconds is not None] or [(1, 0.0)])
+    timed(asker, together[: asker.least])  # not the first call, which may have had to load something
 
 
-def timed(asker: Asker, rows: Tensor) -> float | None:
-    """Seconds of a call with these rows [n] of x; None: it failed, and failed again."""
+def timed(asker: Asker, rows: Tensor) -> bool:
+    """Learn how long a call with these rows [n] of x takes; False: it failed, and failed again."""
     for attempt in range(1 + AGAIN if asker.flaky else 2):
         asker.synchronise()
         start, before = time.perf_counter(), asker.function.seconds
@@ -43,8 +40,9 @@ def timed(asker: Asker, rows: Tensor) -> float | None:
         asker.doubt(attempt)
         # What is done around the box takes longer than many a box does for a row.
         inside = asker.function.seconds - before
-        return inside if asker.device.type == "cpu" else time.perf_counter() - start
-    return None
+        asker.learn_speed(len(rows), inside if asker.device.type == "cpu" else time.perf_counter() - start)
+        return True
+    return False
 
 
 def _first_answer(asker: Asker) -> int:
@@ -72,7 +70,7 @@ def _answers_in_company(asker: Asker) -> bool:
     try:
         asker.learn(asker.call(asker.x[several], several))
         for n in (1, 2, 4):
-            if timed(asker, several[:1].repeat(n)) is not None:
+            if timed(asker, several[:1].repeat(n)):
                 break
         else:
             n = COMPANY

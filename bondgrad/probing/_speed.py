@@ -103,29 +103,23 @@ def measure_speed(asker: Asker) -> Speed:
     allowed = asker.function.evaluations + int(SHARE * asker.affordable())
     end = time.perf_counter() + TIME_SHARE * asker.time_left()
     usable = asker.usable  # a call that fails must fail for its size
-    times: dict[int, list[float]] = {}
     for attempt in range(REPEATS):
         for n in sorted({asker.least, *SIZES}):
             if n < asker.least or (asker.refused is not None and n >= asker.refused):
                 continue
+            if len(asker.times.get(n, [])) > attempt:
+                continue
             # The next size once, if there is time for what the last one took and for its rows.
             seconds = asker.seconds_per_call + n * asker.seconds_per_row
             late = time.perf_counter() + seconds > end or asker.function.evaluations + n > allowed
-            if (times and late) or (attempt > 0 and n not in times):
+            if late or (attempt > 0 and n not in asker.times):
                 break
-            rows = usable[torch.arange(n) % len(usable)]
-            took = timed(asker, rows)
-            if took is None:
+            if not timed(asker, usable[torch.arange(n) % len(usable)]):
                 asker.refused = n
                 break
-            times.setdefault(n, []).append(took)
-            if attempt == 0 and len(times) > 1:
-                asker.learn_speed([(size, found[0]) for size, found in times.items()][-2:])
-    if not times:
+    if not asker.times:
         raise LeftOut
-    batches = {n: statistics.median(found) if n > 1 else min(found) for n, found in times.items()}
-    if len(batches) > 1:
-        asker.learn_speed(list(batches.items()))
+    batches = {n: statistics.median(t) if n > 1 else min(t) for n, t in sorted(asker.times.items())}
     if asker.refused is not None:
         asker.most = min(asker.refused - 1, max(asker.most if asker.most < asker.refused else 1, *batches))
     return Speed(

@@ -90,7 +90,8 @@ def _speed(report: "Report") -> list[str]:
     found = report.speed
     if found is None:
         return []
-    slow = [f"takes {duration(found.latency)} a row"] if found.latency >= SLOW else []
+    slow = [f"takes {duration(found.latency)} a {'call' if found.vectorised else 'row'}"]
+    slow = slow if found.latency >= SLOW else []
     if not found.takes_many_rows:
         return [*slow, "one row at a time"]
     kinds = {True: ["vectorised"], False: ["not vectorised"], None: []}
