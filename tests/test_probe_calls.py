@@ -47,8 +47,8 @@ def test_the_time_of_a_call_is_not_that_of_its_rows():
     assert report.left_out == []
     assert "a call, vectorised" in report.verdict
     hasty = probe(fn, rows(), seconds=0.5)
-    for found in (report, hasty):  # two calls a step, and trials now and then
-        assert 2 < found.cost(64)["central"].seconds / found.speed.latency < 4
+    for found, batch in ((report, 64), (hasty, 1)):  # two calls a step, and trials now and then
+        assert found.cost(batch)["central"].seconds / found.speed.latency < 4
     assert not report.cost(8)["central"].extrapolated
     assert report.cost(4096)["central"].extrapolated
     assert "extrapolated" in report.text(batch=4096)
@@ -99,6 +99,20 @@ def test_rows_that_fail_at_random():
         assert report.ranges.failures == []
         assert report.ranges.failing_rows < 0.01
         assert "nan" not in str(report)
+
+
+def test_one_row_at_a_time_and_failures_at_random():
+    numbers = np.random.default_rng(0)
+
+    def fn(x):
+        if len(x) > 1 or numbers.random() < 0.1:
+            raise OSError("timeout")
+        return torch.sin(x)
+
+    report = probe(fn, rows())
+    assert report.speed.max_rows == 1
+    assert "fails at random" in report.verdict
+    assert report.left_out == []
 
 
 def test_a_box_that_works_in_few_places():

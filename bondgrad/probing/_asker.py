@@ -222,19 +222,21 @@ class Asker:
             extra = torch.arange(self.least - n) % self.rows
             return self._answered(torch.cat((points, self.x[extra])), torch.cat((rows, extra)))[:n]
         failed = sum(self.errors.values())
-        try:
-            return self.call(points, rows)
-        except Exception as error:
-            crowded = is_out_of_memory(error)
-            if not isinstance(error, BoxError) and (not crowded or n <= self.least):
-                raise
-            if n <= self.least:
-                return self._failed(points, rows, error)
-            if crowded:
-                self._refuse(n)
+        if not self._refuses(n):
+            try:
+                return self.call(points, rows)
+            except Exception as error:
+                crowded = is_out_of_memory(error)
+                if not isinstance(error, BoxError) and (not crowded or n <= self.least):
+                    raise
+                if n <= self.least:
+                    return self._failed(points, rows, error)
+                if crowded:
+                    self._refuse(n)
         half = n // 2
         y = torch.cat((self._answered(points[:half], rows[:half]), self._answered(points[half:], rows[half:])))
-        if not crowded and sum(self.errors.values()) == failed:  # no row is at fault: is it their number, or chance?
+        # No row is at fault: is it their number, or chance?
+        if sum(self.errors.values()) == failed and not self._refuses(n):
             with contextlib.suppress(LeftOut):
                 whole = self._again(points, rows)
                 if whole is None:
@@ -266,6 +268,10 @@ class Asker:
         name = type(cause).__name__ if cause is not None else "a wrong shape"
         self.errors[name] = self.errors.get(name, 0) + len(points)
         return torch.full((len(points), self.y.shape[1]), math.nan, dtype=torch.float64)
+
+    def _refuses(self, n: int) -> bool:
+        """Whether so many rows are known to be too many."""
+        return n > self.least and self.refused is not None and n >= self.refused
 
     def _refuse(self, n: int) -> None:
         """So many rows are too many."""

@@ -1,5 +1,6 @@
 """What happens over the whole range of every input: where the box fails, and where it hardly changes."""
 
+import contextlib
 import math
 from dataclasses import dataclass
 
@@ -90,7 +91,7 @@ def measure_ranges(asker: Asker, generator: torch.Generator) -> Ranges:
         y = _sweep(asker, rows, some, values)  # [n, ROWS, points, d_out]
         for i, line, found in zip(some.tolist(), values, y, strict=True):
             broken = ~torch.isfinite(found).all(2).all(0)  # [points]
-            failures += _intervals(asker, rows, i, line, broken) if bool(broken.any()) else []
+            failures += _intervals(asker, rows, i, line, broken, found) if bool(broken.any()) else []
         change = y.diff(dim=2).abs() / asker.output_spread
         change = torch.where(torch.isfinite(change), change, math.nan)
         # A bad answer makes two large changes.
@@ -138,12 +139,14 @@ def _flat(still: Tensor, largest: Tensor, noise: Tensor) -> float:
     return float(by_input.median())
 
 
-def _intervals(asker: Asker, rows: Tensor, i: int, values: Tensor, broken: Tensor) -> list[Failure]:
+def _intervals(asker: Asker, rows: Tensor, i: int, values: Tensor, broken: Tensor, y: Tensor) -> list[Failure]:
     """The ranges of input i in which it fails, their ends found by halving."""
     found = []
     asker.errors.clear()
     one = torch.tensor([i])
-    how = _how(asker, _sweep(asker, rows, one, values[broken][None]))
+    with contextlib.suppress(LeftOut):  # once more, to hear what it raises
+        y = _sweep(asker, rows, one, values[broken][None])
+    how = _how(asker, y)
     edges = torch.cat((torch.tensor([False]), broken, torch.tensor([False]))).int().diff()
     firsts, ends = (edges == 1).nonzero().squeeze(1).tolist(), (edges == -1).nonzero().squeeze(1).tolist()
     for first, end in zip(firsts, ends, strict=True):

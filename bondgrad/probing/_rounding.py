@@ -28,7 +28,7 @@ SEVERAL = 24  # values, other than zero, that tell which type holds them
 STILL = 0.2  # of neighbours on a short line have the same answer, where arithmetic is coarse
 OFF_THE_SAMPLE = 32  # points that show whether a lattice is that of the typical rows
 COARSE = 64  # times the rounding of its answers' type: then it is more than that
-NAMES = {torch.finfo(t).eps: str(t)[6:] for t in (torch.float64, torch.float32, torch.float16, torch.bfloat16)}
+NAMES = ((2.0**-52, "float64"), (2.0**-23, "float32"), (2.0**-10, "float16"))  # and what a unit is there
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def measure_rounding(asker: Asker, generator: torch.Generator) -> Rounding:
     unit = 4 * asker.eps * asker.scale
     quantum = [_lattice(seen[:, o], float(unit[o])) for o in range(seen.shape[1])]
     asker.quantum = torch.tensor([q or 0.0 for q in quantum], dtype=torch.float64)
-    returned = NAMES[asker.eps]
+    returned = next((name for eps, name in NAMES if asker.eps <= eps), "bfloat16")
     answers = _holds(seen) or returned
     size = float(asker.scale.square().mean().sqrt())
     # A floor cannot be seen below noise, nor between the steps of a lattice.

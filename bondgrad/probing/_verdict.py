@@ -81,9 +81,8 @@ def _arithmetic(report: "Report") -> list[str]:
 
 def _failures(report: "Report") -> list[str]:
     found = report.ranges
-    if report.flaky:
-        return ["fails at random"]
-    return ["fails in places"] if found is not None and (found.failures or found.failing_rows > 0) else []
+    in_places = found is not None and (found.failures or found.failing_rows > 0)
+    return ["fails at random"] * (report.flaky > 0) + ["fails in places"] * bool(in_places)
 
 
 def _speed(report: "Report") -> list[str]:
