@@ -136,6 +136,18 @@ def test_a_seed_that_must_be_given():
     assert report.randomness.std[0] == pytest.approx(0.1, rel=0.2)
 
 
+def test_a_box_that_takes_eight_rows_or_more():
+    def fn(x):
+        if len(x) < 8:
+            raise ValueError("too few")
+        return torch.sin(x)
+
+    report = probe(fn, rows(), seconds=20)
+    assert report.verdict.startswith("deterministic, smooth, float32")
+    assert "does not take one row alone; 8 take" in report.words["Speed"]
+    assert str(probe(fn, rows(), budget=40))
+
+
 def test_a_loop_over_rows_is_not_vectorised():
     def loop(x: np.ndarray):
         return np.stack([np.sin(np.sin(np.sin(np.sin(row)))) for row in x])

@@ -1,6 +1,7 @@
 """The command `bondgrad probe`: measure, show, and leave the numbers behind."""
 
 import contextlib
+import ctypes
 import importlib
 import json
 import math
@@ -102,6 +103,8 @@ def _nothing_printed() -> Iterator[None]:
         with contextlib.redirect_stdout(sys.stderr):
             yield
     finally:
+        with contextlib.suppress(OSError, TypeError, AttributeError):  # what C has printed and not yet written
+            ctypes.CDLL(None).fflush(None)
         os.dup2(kept, 1)
         os.close(kept)
 

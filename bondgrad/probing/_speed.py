@@ -22,7 +22,7 @@ GAIN = 3.0  # times faster, per row, in a large call: even so, large calls are w
 class Speed:
     """Times of calls."""
 
-    latency: float  # seconds of a call with one row (or with two, if it takes no fewer)
+    latency: float  # seconds of a call with one row (or with as few as it takes)
     batches: dict[str, float]  # rows of a call: its seconds
     max_rows: int | None  # that it takes in a call. None: no call was too large
     takes_single_rows: bool
@@ -43,7 +43,7 @@ class Speed:
         """None: not to be told, or something between."""
         if not self.takes_many_rows:
             return False
-        if self.sizes[-1][0] < 8:
+        if len(self.sizes) == 1 or self.sizes[-1][0] < 8:
             return None
         if self.growth < LINEAR:
             return True
@@ -53,7 +53,7 @@ class Speed:
     def growth(self) -> float:
         """By how much the time of a call grows from the second largest size to the largest, over that of its rows."""
         (few, quick), (many, slow) = self.sizes[-2:]
-        return (slow / quick) / (many / few)
+        return slow / max(quick, 1e-9) / (many / few)
 
     @property
     def takes_many_rows(self) -> bool:
@@ -81,7 +81,7 @@ class Speed:
         """What a person wants to know."""
         text = f"One row takes {duration(self.latency)}"
         if not self.takes_single_rows:
-            text = f"It does not take one row alone; two take {duration(self.latency)}"
+            text = f"It does not take one row alone; {self.sizes[0][0]} take {duration(self.latency)}"
         if not self.takes_many_rows:
             return text + ". It takes one row at a time: a call with two failed."
         largest, slow = self.sizes[-1]
