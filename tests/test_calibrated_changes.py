@@ -150,7 +150,7 @@ def test_a_seed_in_vain():
 def test_a_standard_error_that_is_not_known_yet():
     layer, errors = layer_of(noisy(waves, 0.03)), []
     layer.register_step_hook(lambda layer, step: errors.append(layer.standard_error(step)))
-    trained(layer, 10, rows=1)
+    trained(layer, 20, rows=1)
     assert errors[0].isnan().all()
     assert (errors[-1] > 0).all()
 

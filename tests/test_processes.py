@@ -156,7 +156,7 @@ def calibrated(rank, folder):
         model = make_model({"dtype": torch.float64}, policy="calibrated", estimator=estimator)
         box, ddp = model[1], DistributedDataParallel(model)
         optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-2)
-        for x in torch.randn(30, 6 + 3 * rank, 8, generator=torch.Generator().manual_seed(rank)).double():
+        for x in torch.randn(60, 6 + 3 * rank, 8, generator=torch.Generator().manual_seed(rank)).double():
             optimizer.zero_grad()
             ddp(x).square().mean().backward()
             optimizer.step()

@@ -219,7 +219,7 @@ def test_noise_that_grows_is_no_dependency():
 
 
 def test_a_dense_box_stays_dense():
-    layer = BlackBox(lambda x: torch.sin(x.cumsum(1) + x.flip(1).cumsum(1)), 6, structure="auto", seed=0)
+    layer = BlackBox(lambda x: torch.sin(x.cumsum(1) + x.flip(1).cumsum(1)), 6, policy="bond", structure="auto", seed=0)
     x, gy = torch.randn(8, 6), torch.randn(8, 6)
     for _ in range(50):
         before = layer.stats.evaluations
