@@ -1,7 +1,7 @@
 """How close are the steps of a policy to the best? Closed-loop training on California Housing, under noise.
 
     python benchmarks/calibrated.py             # everything, all cores
-    python benchmarks/calibrated.py 5-500-5     # only these boxes
+    python benchmarks/calibrated.py 5-500-5     # only these boxes, or these methods; the rest stays as it was
 
 Read-in, box, read-out as in the demo; noise uniform on [0, X] on every output; three epochs, three seeds. In the last
 epoch the sign accuracy of each policy on its own trajectory is averaged. On the trajectory of `Calibrated`, 20 fixed
@@ -127,15 +127,16 @@ def gradient(layer: BlackBox, step: Step) -> Tensor:
 
 def main() -> None:
     """All runs, those that take longest first."""
-    boxes = sys.argv[1:] or [*TUNED, *UNSEEN, *SCALES, *WEAK]
+    boxes = [name for name in sys.argv[1:] if name not in METHODS] or [*TUNED, *UNSEEN, *SCALES, *WEAK]
+    methods = [name for name in sys.argv[1:] if name in METHODS] or METHODS
     runs = [
         (name, noise, seed, method)
         for name in sorted(boxes, key=lambda name: "50" not in name)
         for noise in (FEWER if name in SCALES else NOISE)
         for seed in SEEDS
-        for method in METHODS
+        for method in methods
     ]
-    numbers: list[dict[str, Any]] = [n for n in earlier() if n["box"] not in boxes]
+    numbers: list[dict[str, Any]] = [n for n in earlier() if n["box"] not in boxes or n["method"] not in methods]
     torch.multiprocessing.set_start_method("spawn")
     with multiprocessing.Pool(os.cpu_count()) as pool:
         for done, result in enumerate(pool.imap_unordered(_run, runs), 1):
@@ -157,7 +158,7 @@ def in_order(numbers: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def earlier() -> list[dict[str, Any]]:
-    """What was measured before, of other boxes."""
+    """What was measured before."""
     path = Path(__file__).parent.parent / "results" / "calibrated.json"
     return json.loads(path.read_text())["numbers"] if path.exists() else []
 
