@@ -233,13 +233,15 @@ def test_so_it_does_in_double_precision():
 
 
 @needs_cuda
-@pytest.mark.parametrize("settings", [{}, {"policy": "bond", "noise": "auto"}], ids=["calibrated", "auto"])
+@pytest.mark.parametrize(
+    ("settings", "steps"), [({}, 60), ({"policy": "bond", "noise": "auto"}, 700)], ids=["calibrated", "auto"]
+)
 @pytest.mark.parametrize("estimator", ["central", "forward", "simultaneous"])
-def test_graphed_and_eager_training_agree(estimator, settings):
+def test_graphed_and_eager_training_agree(estimator, settings, steps):
     def make_box():
         return layer_of(ffnn([5, 50, 4]), d=5, k=4, estimator=estimator, **settings)
 
-    data = batches("cuda", 60)
+    data = batches("cuda", steps)
     eager, graphed = Trainer("cuda", make_box), Trainer("cuda", make_box)
     eager.run(eager.step, data)
     step = GraphedStep(graphed.step, graphed.model, graphed.optimizer)
@@ -247,4 +249,4 @@ def test_graphed_and_eager_training_agree(estimator, settings):
     assert same_state(graphed.result(), eager.result())
     assert graphed.box.stats[:3] == eager.box.stats[:3]
     assert step.replays > 0
-    assert graphed.box.policy_state.schedule.trials == eager.box.policy_state.schedule.trials > 4
+    assert graphed.box.policy_state.schedule.trials == eager.box.policy_state.schedule.trials >= 3

@@ -39,11 +39,13 @@ def test_numpy_boxes_are_fed_from_the_gpu():
     assert close(gradient(BlackBox(fn, 3, policy=Fixed(1e-2)), x, gy), gy * x.cos())
 
 
+@pytest.mark.parametrize("policy", ["bond", "calibrated"])
 @pytest.mark.parametrize("limits", [None, (-1.0, 1.0)])
-def test_a_step_does_not_wait_for_the_device(limits):
-    layer = BlackBox(ffnn([4, 16, 6]), 4, limits=limits, seed=0).cuda()
+def test_a_step_does_not_wait_for_the_device(limits, policy):
+    """Except where the box is tried out."""
+    layer = BlackBox(ffnn([4, 16, 6]), 4, limits=limits, policy=policy, seed=0).cuda()
     x, gy = torch.randn(32, 4, device="cuda"), torch.randn(32, 6, device="cuda")
-    for _ in range(2):
+    while layer.due:
         gradient(layer, x, gy)
     try:
         with warnings.catch_warnings():
