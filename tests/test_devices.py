@@ -45,7 +45,7 @@ def test_a_step_does_not_wait_for_the_device(limits, policy):
     """Except where the box is tried out."""
     layer = BlackBox(ffnn([4, 16, 6]), 4, limits=limits, policy=policy, seed=0).cuda()
     x, gy = torch.randn(32, 4, device="cuda"), torch.randn(32, 6, device="cuda")
-    while layer.due:
+    while layer.due():
         gradient(layer, x, gy)
     try:
         with warnings.catch_warnings():
