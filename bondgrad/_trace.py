@@ -36,14 +36,18 @@ class Step(NamedTuple):
 
 
 class Trace:
-    """The last step, and the failures so far."""
+    """The last step, and the failures so far.
 
-    def __init__(self) -> None:
+    Args:
+        warns: Whether failures are worth a warning.
+    """
+
+    def __init__(self, warns: bool = True) -> None:
         self.last: Steps | None = None
         self.captured: list[Step] = []  # by the graph that is being captured
         self.begun: State | None = None  # what a policy found for gradients in eval mode, which leave its state alone
         self._failures: dict[torch.device, Tensor] = {}  # counted where they happen, lest anything waits
-        self._warned = False
+        self._warned = not warns
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies need not carry the last step's perturbations."""

@@ -8,12 +8,15 @@ import torch
 from torch import Tensor
 
 from bondgrad import _arguments as arguments
-from bondgrad._function import in_eval_mode
+from bondgrad.checking._asker import Asker
 from bondgrad.checking._diagnosis import percent, problems
-from bondgrad.checking._judge import COPIES, GRADIENTS, Trial
-from bondgrad.checking._slopes import Slopes, called, rungs
+from bondgrad.checking._finite import not_finite
+from bondgrad.checking._slopes import Slopes, rungs
+from bondgrad.checking._trial import COPIES, GRADIENTS, Trial
 
-ROWS = 16  # of x that are looked at
+ROWS = 16  # of x at which slopes are measured
+MANY = 256  # rows at which the gradient is at least to be finite
+LITTLE = 8  # times as large as what that costs is the budget
 INSIDE = 0.05  # of the range between limits: rows closer to them are moved away, to have room on both sides
 
 
@@ -123,18 +126,16 @@ def check(
     arguments.check_input(x, x.shape[-1] if isinstance(x, Tensor) else 0)
     if not bool(torch.isfinite(x).all()):
         raise ValueError("x must be finite: leave out rows with NaN or inf")
-    if getattr(box, "memory", None) is not None:
-        raise ValueError("check is for boxes without memory: this one remembers earlier calls")
     tolerance = arguments.positive_float("tolerance", tolerance)
     budget = arguments.positive_int("budget", budget)
     generator = torch.Generator("cpu").manual_seed(arguments.checked_seed(seed))
     bounds = getattr(box, "limits", None) if limits is None else arguments.Limits(limits, x.shape[1])
-    devices = [x.device] if x.device.type == "cuda" else []
-    with in_eval_mode(box), torch.random.fork_rng(devices):
-        slopes = _scene(box, x.detach(), arguments.context_rows(context, x.shape[:1]), bounds, budget, generator)
-        trial = Trial(slopes, tolerance, budget, generator)
-        evidence = trial.run()
-        wrong, seen = bool(evidence.wrong.any()), bool((evidence.visible <= 2 * tolerance).all())
+    asker = Asker(box, budget)
+    with asker.no_trace():
+        slopes, missing = _scene(asker, x.detach(), arguments.context_rows(context, x.shape[:1]), bounds, generator)
+        trial = Trial(slopes, tolerance, generator)
+        evidence = trial.run().also_missing(missing)
+        wrong, seen = bool(evidence.wrong.any()), bool(evidence.enough.all())
         return Check(
             "wrong" if wrong else "right" if seen else "undecided",
             evidence.factor[:-1],
@@ -143,25 +144,30 @@ def check(
             evidence.visible,
             trial.rate(),
             tolerance,
-            slopes.evaluations,
+            asker.evaluations,
             problems(evidence, tolerance),
         )
 
 
 def _scene(
-    box: Callable[..., Any],
+    asker: Asker,
     x: Tensor,
     context: tuple[Tensor, ...],
     bounds: arguments.Limits | None,
-    budget: int,
     generator: torch.Generator,
-) -> Slopes:
-    """Choose rows of x [N, d], and gy such that every output has the same weight."""
+) -> tuple[Slopes, Tensor]:
+    """Choose rows of x [N, d], and gy such that every output has the same weight.
+
+    Returns:
+        The loss at few rows, to be measured, and bool [d]: whose gradient at any of many rows is not finite.
+    """
     d = x.shape[1]
-    gradient = 2 * d + 1 if hasattr(box, "_function") else 1
-    each = 2 + 2 * rungs(x.dtype) * d + COPIES * (6 * d + 1) + GRADIENTS * gradient  # evaluations at a row, at least
-    if budget < each:
-        raise ValueError(f"budget must be at least {each} for {d} inputs, got {budget}")
+    # Evaluations at a row, at least: for slopes and gradients, and to look once at what the box does there.
+    each = 2 * rungs(x.dtype) * d + COPIES * (6 * d + 1) + GRADIENTS * asker.gradient_cost + 1
+    look = 2 + asker.gradient_cost
+    least = each + look + asker.beginning_cost
+    if asker.budget < least:
+        raise ValueError(f"budget must be at least {least} for {d} inputs, got {asker.budget}")
     spread, size = x.double().std(0, correction=0), x.double().square().mean(0).sqrt()
     # Where all rows are the same, their size has to do, or one.
     alike = spread <= 1e3 * torch.finfo(x.dtype).eps * size
@@ -170,18 +176,20 @@ def _scene(
     if low is not None and high is not None:
         margin = INSIDE * torch.minimum(high - low, scale.to(x.dtype))
         x = x.clamp(low + margin, high - margin)
-    rows = torch.randperm(len(x), generator=generator)[: min(ROWS, budget // each)].to(x.device)
-    with torch.no_grad():
-        y = called(box, x[rows], tuple(c[rows] for c in context))
-    asked = len(rows)
+    few = min(ROWS, (asker.budget - asker.beginning_cost) // (each + look))
+    many = min(MANY, asker.budget // LITTLE // look)
+    rows = torch.randperm(len(x), generator=generator)[: max(1, few, many)].to(x.device)
+    x, context = x[rows], tuple(c[rows] for c in context)
+    y = asker.answers(x, context)
     answered = torch.isfinite(y).all(1)
     if not bool(answered.any()):
         raise ValueError("box must have finite answers at x: it has none at the rows that were tried")
-    rows, y = rows[answered], y[answered].double()
+    x, y, context = x[answered], y[answered].double(), tuple(c[answered] for c in context)
     weight = y.std(0, correction=0)
     weight = torch.where(weight > 1e-6 * y.abs().amax(0), weight, y.abs().amax(0))
     gy = torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y.device)
     gy = gy / torch.where(weight > 0, weight, 1)
-    slopes = Slopes(box, x[rows], tuple(c[rows] for c in context), gy, scale, low, high)
-    slopes.evaluations += asked
-    return slopes
+    wide = Slopes(asker, x, context, gy, scale, low, high)
+    missing = not_finite(wide, generator)
+    few = max(1, min(ROWS, asker.left // each))
+    return wide.at(torch.arange(few, device=x.device)[: len(x)]), missing

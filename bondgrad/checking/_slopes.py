@@ -1,28 +1,24 @@
 """Slopes of a function along its inputs, by differences whose step nobody has to choose."""
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from bondgrad._random import Generators
-from bondgrad._state import PolicyState
+from bondgrad.checking._asker import Asker, portions
+from bondgrad.checking._grain import Grain
 
 AT_ONCE = 8192  # rows in one call
 FACTOR = 4  # between the steps of the ladder
 JITTER = 0.3  # of a step is drawn at random
 SHORTEST = 1 / 4  # of the longest step, in one measurement
-ROUGH = (torch.float16, torch.bfloat16, torch.float32)  # what outputs may have been rounded to before they came
 
 
 class Slopes:
     """The loss gy · box(x), near rows x: its values, its slopes and the gradient that autograd gives.
 
     Args:
-        box: [N, d] -> [N, d_out].
+        asker: The box.
         x: [r, d] the rows.
         context: [r, ...] each: what else the box is given.
         gy: [r, d_out] the loss's gradient at the outputs, float64.
@@ -33,7 +29,7 @@ class Slopes:
 
     def __init__(
         self,
-        box: Callable[..., Any],
+        asker: Asker,
         x: Tensor,
         context: tuple[Tensor, ...],
         gy: Tensor,
@@ -41,37 +37,32 @@ class Slopes:
         low: Tensor | None,
         high: Tensor | None,
     ) -> None:
-        self.box, self.x, self.context, self.gy, self.low, self.high = box, x, context, gy, low, high
+        self.asker, self.x, self.context, self.gy, self.low, self.high = asker, x, context, gy, low, high
         room = x.new_full(x.shape, math.inf)
         if low is not None and high is not None:
             room = torch.minimum(high - x, x - low)
         self.longest = torch.minimum(room, scale.to(x.dtype)).double()  # [r, d] step
-        self.evaluations = 0
-        self._counter = getattr(box, "_function", None)  # of a BlackBox, which asks its own function meanwhile
-        self._quantum = x.new_full((gy.shape[1],), math.inf, dtype=torch.float64)  # [d_out]
-        self._dtypes = list(ROUGH)  # that the outputs so far would fit into
-        self._size = torch.zeros_like(self._quantum)  # [d_out] largest output
+        self._scale, self._grain = scale, Grain(gy)
+
+    def at(self, rows: Tensor) -> "Slopes":
+        """The same at some of the rows, by their numbers."""
+        context = tuple(c[rows] for c in self.context)
+        return Slopes(self.asker, self.x[rows], context, self.gy[rows], self._scale, self.low, self.high)
 
     @property
     def rounding(self) -> Tensor:
-        """Standard deviation [r] of what rounding does to the loss.
-
-        Outputs that always differ by at least some amount were rounded to it, which asking again does not show.
-        """
-        quantum = torch.where(torch.isfinite(self._quantum), self._quantum / math.sqrt(12), 0)
-        eps = torch.finfo(self._dtypes[0] if self._dtypes else torch.float64).eps
-        step = torch.maximum(quantum, eps * self._size)
-        return (self.gy * step).square().sum(1).sqrt()
+        """Standard deviation [r] of what rounding does to the loss."""
+        return self._grain.rounding
 
     def loss(self, points: Tensor) -> Tensor:
         """Of points [r, n, d]: [r, n] in float64, NaN where the box has no answer."""
         r, n, d = points.shape
-        with torch.no_grad():
-            y = self._call(points.reshape(r * n, d), tuple(c.repeat_interleave(n, 0) for c in self.context))
+        context = tuple(c.repeat_interleave(n, 0) for c in self.context)
+        y = self.asker.answers(points.reshape(r * n, d), context).view(r, n, -1)
         finite = torch.isfinite(y)
-        self._look(torch.where(finite, y, math.nan))
-        loss = (y.double().view(r, n, -1) * self.gy[:, None]).sum(2)
-        return torch.where(finite.view(r, n, -1).all(2), loss, math.nan)
+        self._grain.look(torch.where(finite, y, math.nan))
+        loss = (y.double() * self.gy[:, None]).sum(2)
+        return torch.where(finite.all(2), loss, math.nan)
 
     def quotients(self, t: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Symmetric differences with steps t [r, d, n] in each input by itself.
@@ -85,7 +76,7 @@ class Slopes:
             up, down = (torch.clamp(p, self.low[:, None], self.high[:, None]) for p in (up, down))
         losses = []
         first = 0
-        for count in _portions(d, max(1, AT_ONCE // (2 * r * n))):
+        for count in portions(d, max(1, AT_ONCE // (2 * r * n))):
             moved = x[:, None, None, None].expand(r, count, n, 2, d).clone(memory_format=torch.contiguous_format)
             for side, end in enumerate((up, down)):
                 ends = end[:, first : first + count].transpose(1, 2)  # [r, n, count]
@@ -98,29 +89,19 @@ class Slopes:
         return (above - below) / width, above, below, up.double() - x.double()[:, :, None]
 
     def gradients(self, copies: int, generator: torch.Generator) -> Tensor:
-        """What autograd gives, [copies, r, d]. Every copy is a row of its own, with its own noise and random steps."""
+        """What autograd gives, [copies, r, d]. Every copy is a row of its own, with its own noise and random steps.
+
+        NaN where the box has no answer; infinite where it has one, and the gradient is not finite.
+        """
         r, d = self.x.shape
         result = []
-        for some in _portions(copies, max(1, AT_ONCE // (r * (2 * d + 1)))):
-            with torch.enable_grad(), _random_numbers(self.box, generator):
-                x = self.x.repeat(some, 1).requires_grad_()
-                y = self._call(x, tuple(c.repeat(some, *[1] * (c.ndim - 1)) for c in self.context))
-                if not y.requires_grad:
-                    raise ValueError("box must give a gradient: its output at an x that requires grad has none")
-                gy = self.gy.to(y.dtype).repeat(some, 1)
-                before = self._counter.evaluations if self._counter is not None else 0
-                (g,) = torch.autograd.grad(y, x, gy, allow_unused=True)
-                if self._counter is not None:
-                    self.evaluations += self._counter.evaluations - before
-            g = torch.zeros_like(x) if g is None else g
-            result.append(g.double().view(some, r, d))
+        for some in portions(copies, AT_ONCE // (r * self.asker.gradient_cost)):
+            x, gy = self.x.repeat(some, 1), self.gy.repeat(some, 1)
+            context = tuple(c.repeat(some, *[1] * (c.ndim - 1)) for c in self.context)
+            g, answered = self.asker.gradient(x, context, gy, generator)
+            g = torch.where(answered[:, None], torch.where(torch.isfinite(g), g, math.inf), math.nan)
+            result.append(g.view(some, r, d))
         return torch.cat(result)
-
-    @property
-    def gradient_rows(self) -> int:
-        """Evaluations that one copy of the gradient takes, or a little more."""
-        r, d = self.x.shape
-        return r if self._counter is None else r * (2 * d + 1)
 
     def ladder(self) -> Tensor:
         """Steps [r, d, rungs], from the longest down to where rounding is all that is left."""
@@ -159,7 +140,7 @@ class Slopes:
         """
         r, d = longest.shape
         result = []
-        for some in _portions(copies, max(1, AT_ONCE // (6 * r))):
+        for some in portions(copies, max(1, AT_ONCE // (6 * r))):
             base = self.loss(self.x[:, None].expand(-1, some, -1))[:, None, :, None]  # [r, 1, copies, 1]
             drawn = torch.rand(r, d, some, 1, generator=generator, dtype=torch.float64).to(longest.device)
             t = longest[..., None, None] * (1 - JITTER * drawn)
@@ -176,50 +157,7 @@ class Slopes:
             result.append(torch.stack(parts).permute(0, 3, 1, 2))
         return torch.cat(result, 1)
 
-    def _call(self, x: Tensor, context: tuple[Tensor, ...]) -> Tensor:
-        self.evaluations += len(x)
-        return called(self.box, x, context)
-
-    def _look(self, y: Tensor) -> None:
-        """Find out how coarse the outputs y [n, d_out] are, from how close two of them come."""
-        self._dtypes = [dtype for dtype in self._dtypes if bool(((y.to(dtype).to(y) == y) | y.isnan()).all())]
-        exact = y.double()
-        gaps = exact.sort(0).values.diff(dim=0)
-        gaps = torch.where(gaps > 0, gaps, math.inf)
-        if len(gaps):
-            self._quantum = torch.minimum(self._quantum, gaps.amin(0))
-        self._size = torch.maximum(self._size, exact.abs().nan_to_num(0).amax(0))
-
-
-def called(box: Callable[..., Any], x: Tensor, context: tuple[Tensor, ...]) -> Tensor:
-    """The box at rows x [N, d]: [N, d_out], or an error."""
-    y = box(x, *context)
-    if not isinstance(y, Tensor) or y.ndim != 2 or len(y) != len(x) or not y.dtype.is_floating_point:
-        shape = list(y.shape) if isinstance(y, Tensor) else type(y).__name__
-        raise ValueError(f"box must return a floating-point tensor [N, d_out] for N={len(x)} rows, got {shape}")
-    return y
-
-
-@contextlib.contextmanager
-def _random_numbers(box: object, generator: torch.Generator) -> Iterator[None]:
-    """Other ones for every BlackBox inside: by itself, it draws the same in eval mode whenever it is called."""
-    modules = box.modules() if isinstance(box, nn.Module) else ()
-    states = [module for module in modules if isinstance(module, PolicyState)]
-    before = [state.random for state in states]
-    for state in states:
-        state.random = Generators(int(torch.randint(2**63 - 1, (), generator=generator)))
-    try:
-        yield
-    finally:
-        for state, random in zip(states, before, strict=True):
-            state.random = random
-
 
 def rungs(dtype: torch.dtype) -> int:
     """Of the ladder: down to the square root of the rounding."""
     return 1 + round(-math.log(torch.finfo(dtype).eps) / 2 / math.log(FACTOR))
-
-
-def _portions(total: int, most: int) -> Iterator[int]:
-    for first in range(0, total, most):
-        yield min(most, total - first)

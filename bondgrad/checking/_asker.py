@@ -1,0 +1,130 @@
+"""Asking a box for answers and gradients, on copies, without a trace, and counting what that costs."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bondgrad._function import in_eval_mode
+from bondgrad._random import Generators
+from bondgrad._state import PolicyState
+from bondgrad._trace import Trace
+from bondgrad._trials import FIRST_ROWS
+from bondgrad.box import BlackBox
+from bondgrad.policies._calibrated import MORE, RUNGS
+from bondgrad.probing._traces import no_trace
+
+
+class Asker:
+    """The box, and how many rows it was asked about.
+
+    Args:
+        box: [N, d] -> [N, d_out].
+        budget: The most rows to ask about. Whoever asks looks at `left` before.
+    """
+
+    def __init__(self, box: Callable[..., Any], budget: int) -> None:
+        self.box, self.budget, self.evaluations = box, budget, 0
+        modules = list(box.modules()) if isinstance(box, nn.Module) else []
+        self.layers = [module for module in modules if isinstance(module, BlackBox)]
+        self._states = [module for module in modules if isinstance(module, PolicyState)]
+        if any(layer.memory is not None for layer in self.layers):
+            raise ValueError("check is for boxes without memory: this one remembers earlier calls")
+
+    @property
+    def left(self) -> int:
+        """Evaluations that may still be spent."""
+        return self.budget - self.evaluations
+
+    @property
+    def gradient_cost(self) -> int:
+        """The most evaluations that the gradient of one row takes. A BlackBox asks its function meanwhile."""
+        return max(1, sum(1 + layer.estimator.evaluations(layer.in_features) for layer in self.layers))
+
+    @property
+    def beginning_cost(self) -> int:
+        """The most evaluations that the first gradient takes beyond that: policies may have to find a first step."""
+        new = [layer for layer in self.layers if layer.policy.share > 0 and layer.policy_state.schedule.trials == 0]
+        looks = sum(layer.estimator.evaluations(layer.in_features) for layer in new if layer._trace.begun is None)
+        return (RUNGS + MORE) * FIRST_ROWS * looks + 2 * FIRST_ROWS * len(new)
+
+    def answers(self, x: Tensor, context: tuple[Tensor, ...]) -> Tensor:
+        """The box at rows x [N, d]: [N, d_out]."""
+        with torch.no_grad(), self._counted(len(x)):
+            return self._called(x, context)
+
+    def gradient(
+        self, x: Tensor, context: tuple[Tensor, ...], gy: Tensor, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """What autograd gives at rows x [N, d], for the loss gy [N, d_out] · box(x).
+
+        Returns:
+            The gradient [N, d] in float64, and bool [N]: which rows have an answer.
+        """
+        x = x.detach().requires_grad_()
+        with torch.enable_grad(), self._counted(len(x)), self._other_random_numbers(generator):
+            try:
+                y = self._called(x, context)
+                if not y.requires_grad:
+                    raise ValueError("box must give a gradient: its output at an x that requires grad has none")
+                (g,) = torch.autograd.grad(y, x, gy.to(y.dtype), allow_unused=True)
+            except RuntimeError as error:
+                if "inplace" not in str(error) and "in-place" not in str(error):
+                    raise
+                raise ValueError(f"box must not change tensors that its gradient needs: {error}") from error
+        g = torch.zeros_like(x) if g is None else g
+        return g.double(), torch.isfinite(y.detach()).all(1)
+
+    def _called(self, x: Tensor, context: tuple[Tensor, ...]) -> Tensor:
+        """With copies, since a box may change what it is given."""
+        y = self.box(x.clone(), *(c.clone() for c in context))
+        if not isinstance(y, Tensor) or y.ndim != 2 or len(y) != len(x) or not y.dtype.is_floating_point:
+            shape = list(y.shape) if isinstance(y, Tensor) else type(y).__name__
+            raise ValueError(f"box must return a floating-point tensor [N, d_out] for N={len(x)} rows, got {shape}")
+        return y
+
+    @contextlib.contextmanager
+    def _counted(self, rows: int) -> Iterator[None]:
+        """What a BlackBox asks of its function counts, else the rows."""
+        before = sum(layer._function.evaluations for layer in self.layers)
+        yield
+        self.evaluations += max(rows, sum(layer._function.evaluations for layer in self.layers) - before)
+
+    @contextlib.contextmanager
+    def _other_random_numbers(self, generator: torch.Generator) -> Iterator[None]:
+        """For every BlackBox: by itself, it draws the same in eval mode whenever it is called."""
+        before = [state.random for state in self._states]
+        for state in self._states:
+            state.random = Generators(int(torch.randint(2**63 - 1, (), generator=generator)))
+        try:
+            yield
+        finally:
+            for state, random in zip(self._states, before, strict=True):
+                state.random = random
+
+    @contextlib.contextmanager
+    def no_trace(self) -> Iterator[None]:
+        """Meanwhile, modules are in eval mode; afterwards all is as it was, whatever happens.
+
+        Every BlackBox writes its diary into another one, that says nothing of failures.
+        """
+        traces = [layer._trace for layer in self.layers]
+        known = [dict(vars(layer._function)) for layer in self.layers]  # its counters, and what it learnt of fn
+        with no_trace(self.box), in_eval_mode(self.box):
+            try:
+                for layer, trace in zip(self.layers, traces, strict=True):
+                    layer._trace = Trace(warns=False)
+                    layer._trace.begun = trace.begun
+                yield
+            finally:
+                for layer, trace, before in zip(self.layers, traces, known, strict=True):
+                    layer._trace = trace
+                    vars(layer._function).update(before)
+
+
+def portions(total: int, most: int) -> Iterator[int]:
+    """Parts of a total, none larger than `most`."""
+    for first in range(0, total, max(1, most)):
+        yield min(max(1, most), total - first)
