@@ -16,6 +16,7 @@ BENT = 0.1  # of a slope: a change between steps from which neither is believed
 Z_KINK = 4.0  # standard deviations from which a kink is believed
 KINK_NOISE = 16  # its variance due to rounding, in units of that of a slope
 CLEAR = 25  # times its noise are the squares of a slope that is seen
+DROWNED = 30  # times the variance of a row is to be below the squared error that is looked for
 LEVELS = 4  # of rounding that make it random
 AMPLIFIED = 4.5  # noise of a slope, times the longest step, in units of the noise of the loss
 
@@ -29,6 +30,17 @@ class Measured(NamedTuple):
     rounding: Tensor  # [r] of the loss
     scale: Tensor  # [d] how far inputs move
     aside: Tensor  # [r, d] bool: where slopes are not to be believed
+
+    def of(self, inputs: Tensor) -> "Measured":
+        """What is about some inputs, by their numbers."""
+        return Measured(
+            self.g[..., inputs],
+            self.slopes[..., inputs],
+            self.longest[:, inputs],
+            self.rounding,
+            self.scale[inputs],
+            self.aside[:, inputs],
+        )
 
 
 class Evidence(NamedTuple):
@@ -71,6 +83,7 @@ def judge(measured: Measured, tolerance: float) -> Evidence:
     believed = Z_KINK * (var_kink + KINK_NOISE * fixed).sqrt()
     rough = kink.abs() > torch.maximum(believed, tolerance * s.square().nanmean(0).sqrt())
     known &= ~rough & ~measured.aside & given  # where the function has a kink, there is no slope to compare with
+    known &= ~_drowned(torch.where(known, s, 0), torch.where(known, fixed, 0), tolerance)
     s, g, var_s, var_g = (torch.where(known, t, 0) for t in (s, g, var_s, var_g))
     change, var_change, _ = (torch.where(known, t, 0) for t in mean(measured.slopes[1]))
     n = known.sum(0).clamp(min=1)  # [d]
@@ -149,3 +162,19 @@ def judge(measured: Measured, tolerance: float) -> Evidence:
         s,
         known,
     )
+
+
+def _drowned(s: Tensor, fixed: Tensor, tolerance: float) -> Tensor:
+    """Rows, bool [r, d], with so much rounding that those with less tell more without them.
+
+    A row with outputs larger by orders of magnitude than others has as much more of it.
+
+    Args:
+        s: [r, d] the slopes, zero where they are not known.
+        fixed: [r, d] their variance due to rounding.
+        tolerance: Relative error to be seen.
+    """
+    squares = torch.where(s.square() > CLEAR * fixed, s.square(), 0)
+    drowned = fixed > tolerance**2 * squares.sum(0) / DROWNED
+    most = torch.where(drowned, 0, squares).sum(0) > squares.sum(0) / 2
+    return drowned & most

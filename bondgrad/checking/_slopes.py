@@ -64,29 +64,33 @@ class Slopes:
         loss = (y.double() * self.gy[:, None]).sum(2)
         return torch.where(finite.all(2), loss, math.nan)
 
-    def quotients(self, t: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Symmetric differences with steps t [r, d, n] in each input by itself.
+    def quotients(self, t: Tensor, inputs: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Symmetric differences with steps t [r, k, n] in each input by itself; or in some, by their numbers [k].
 
         Returns:
-            [r, d, n] each: the quotients, the loss on either side, and the step up as it was after rounding.
+            [r, k, n] each: the quotients, the loss on either side, and the step up as it was after rounding.
         """
-        x, (r, d, n) = self.x, t.shape
-        up, down = (x[:, :, None] + sign * t.to(x.dtype) for sign in (1, -1))
+        x, (r, k, n) = self.x, t.shape
+        inputs = torch.arange(k, device=x.device) if inputs is None else inputs
+        here = x[:, inputs, None]
+        up, down = (here + sign * t.to(x.dtype) for sign in (1, -1))
         if self.low is not None and self.high is not None:  # rounding may have left them
-            up, down = (torch.clamp(p, self.low[:, None], self.high[:, None]) for p in (up, down))
+            low, high = self.low[inputs, None], self.high[inputs, None]
+            up, down = (torch.clamp(p, low, high) for p in (up, down))
         losses = []
         first = 0
-        for count in portions(d, max(1, AT_ONCE // (2 * r * n))):
-            moved = x[:, None, None, None].expand(r, count, n, 2, d).clone(memory_format=torch.contiguous_format)
+        for count in portions(k, AT_ONCE // (2 * r * n)):
+            part = slice(first, first + count)
+            moved = x[:, None, None, None].repeat(1, count, n, 2, 1)  # [r, count, n, 2, d]
             for side, end in enumerate((up, down)):
-                ends = end[:, first : first + count].transpose(1, 2)  # [r, n, count]
-                moved[:, :, :, side].diagonal(first, 1, 3).copy_(ends)
-            losses.append(self.loss(moved.view(r, -1, d)).view(r, count, n, 2))
+                which = torch.arange(count, device=x.device)
+                moved[:, which, :, side, inputs[part]] = end[:, part].transpose(0, 1)
+            losses.append(self.loss(moved.flatten(1, 3)).view(r, count, n, 2))
             first += count
         loss = torch.cat(losses, 1)
         width = up.double() - down.double()
         above, below = loss.unbind(3)
-        return (above - below) / width, above, below, up.double() - x.double()[:, :, None]
+        return (above - below) / width, above, below, up.double() - here.double()
 
     def gradients(self, copies: int, generator: torch.Generator) -> Tensor:
         """What autograd gives, [copies, r, d]. Every copy is a row of its own, with its own noise and random steps.
@@ -115,22 +119,28 @@ class Slopes:
         """The longest steps [r, d] to measure with, from quotients q [r, d, rungs] for steps t.
 
         Quotients extrapolated from neighbouring rungs to step zero agree best where neither the bending of the function
-        nor noise has much to say. All rows of an input have the same rung, unless the box does not answer there.
+        nor noise has much to say. Every row has its own rung, since kinks, poles and outputs that span decades are near
+        some rows and far from others; but by how much most rows disagree counts too, lest a rung with much noise is
+        taken that agrees by chance.
         """
         line = (FACTOR**2 * q[..., 1:] - q[..., :-1]) / (FACTOR**2 - 1)  # [r, d, rungs - 1]
         floor = self.rounding[:, None, None] / t[..., 1:-1]
-        apart = (line.diff(dim=2).square() + floor.square()).nanmean(0).sqrt()  # [d, rungs - 2]
+        apart = line.diff(dim=2).square() + floor.square()  # [r, d, rungs - 2]
+        apart = apart + apart.nanmedian(0).values
         # Rungs on which the least step was taken again tell nothing; nor do those without answers.
-        repeated = (t[..., 1:-1] <= t[..., 2:]).all(0)
-        apart = torch.where(repeated | apart.isnan(), math.inf, apart)
-        rung = apart.argmin(1).expand(len(t), -1)  # [r, d]
+        repeated = t[..., 1:-1] <= t[..., 2:]
+        rung = torch.where(repeated | apart.isnan(), math.inf, apart).argmin(2)  # [r, d]
         # Of a row without an answer there, the first rung below which all have one.
         broken = torch.isnan(q).long() * (1 + torch.arange(q.shape[2], device=q.device))
         first = broken.amax(2).clamp(max=q.shape[2] - 1)
         return t.gather(2, torch.maximum(rung, first)[..., None]).squeeze(2)
 
-    def measure(self, longest: Tensor, copies: int, generator: torch.Generator) -> Tensor:
-        """Slopes, by how much they differ from those of twice the step, kinks, and the loss: [4, copies, r, d].
+    def measure(
+        self, longest: Tensor, copies: int, generator: torch.Generator, inputs: Tensor | None = None
+    ) -> Tensor:
+        """Slopes, by how much they differ from those of twice the step, kinks, and the loss: [4, copies, r, k].
+
+        The steps are [r, k], and those of all inputs, or of some, by their numbers [k].
 
         With q the quotient, (4 q(t/2) - q(t)) / 3 is free of the error in t². The steps are drawn anew for every copy,
         so that what is rough in the function without being random differs between copies as noise does.
@@ -138,24 +148,28 @@ class Slopes:
         A kink within the shortest step goes unnoticed by symmetric quotients, which all see the mean of its two sides.
         So the difference of the two slopes from x is looked at: what it has beyond a part in proportion to t.
         """
-        r, d = longest.shape
+        r, k = longest.shape
         result = []
         for some in portions(copies, max(1, AT_ONCE // (6 * r))):
             base = self.loss(self.x[:, None].expand(-1, some, -1))[:, None, :, None]  # [r, 1, copies, 1]
-            drawn = torch.rand(r, d, some, 1, generator=generator, dtype=torch.float64).to(longest.device)
+            drawn = torch.rand(r, k, some, 1, generator=generator, dtype=torch.float64).to(longest.device)
             t = longest[..., None, None] * (1 - JITTER * drawn)
             t = t * t.new_tensor((1, 1 / 2, SHORTEST))
-            q, above, below, _ = (part.view(t.shape) for part in self.quotients(t.flatten(2)))
+            q, above, below, _ = (part.view(t.shape) for part in self.quotients(t.flatten(2), inputs))
             line = (4 * q[..., 1:] - q[..., :-1]) / 3
             sides = (above + below - 2 * base) / t
             parts = (
                 line[..., 1],
                 line[..., 0] - line[..., 1],
                 2 * sides[..., 2] - sides[..., 1],
-                base[..., 0].expand(r, d, some),
+                base[..., 0].expand(r, k, some),
             )
             result.append(torch.stack(parts).permute(0, 3, 1, 2))
         return torch.cat(result, 1)
+
+    def measure_cost(self, inputs: int) -> int:
+        """Evaluations that one copy of that takes, of so many inputs."""
+        return len(self.x) * (6 * inputs + 1)
 
 
 def rungs(dtype: torch.dtype) -> int:

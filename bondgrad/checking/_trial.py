@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 
+from bondgrad.checking._confirm import SHORTER, confirmed
 from bondgrad.checking._judge import AMPLIFIED, SEEN, Evidence, Measured, judge
 from bondgrad.checking._slopes import Slopes
 from bondgrad.checking._statistics import LOOKS, mean
@@ -26,6 +27,8 @@ class Trial:
         self.longest = slopes.choose(self.ladder, quotients)  # [r, d]
         self.g = slopes.gradients(GRADIENTS, generator)  # [copies, r, d]
         self.measured = slopes.measure(self.longest, COPIES, generator)  # [4, copies, r, d]
+        self.aside = torch.zeros_like(self.longest, dtype=torch.bool)
+        self.doubted = torch.zeros_like(self.aside[0])  # [d] accused without being wrong
 
     @property
     def s(self) -> Tensor:
@@ -34,19 +37,49 @@ class Trial:
 
     def run(self) -> Evidence:
         """Go on until it is known, or nothing is left to spend."""
-        evidence = self.judge()
-        for _ in range(LOOKS - 1):
-            seen = bool(evidence.enough.all())
-            if seen or bool(evidence.wrong.any()) or not self.more(evidence.bending):
-                break
+        for look in range(LOOKS):
             evidence = self.judge()
+            shorter = evidence.bending
+            if bool(evidence.wrong.any()):
+                confirmed = self.confirm(evidence)
+                evidence = self.judge()._replace(wrong=confirmed)
+                if bool(confirmed.any()):
+                    break
+                shorter = shorter | self.doubted
+            if bool(evidence.enough.all()) or look == LOOKS - 1 or not self.more(shorter):
+                break
         return evidence
+
+    def confirm(self, evidence: Evidence) -> Tensor:
+        """Which of those accused, bool [d + 1], are wrong by other steps too, drawn anew and shorter.
+
+        A step may have led over a kink or a pole, or rounding may be coarser than it seems. So entries at which the two
+        measurements disagree are set aside, and the rest is judged again, by both. Where noise hides from the second
+        what the first has seen, the first is believed, unless an earlier one was found wanting.
+        """
+        wrong = evidence.wrong & ~torch.cat((evidence.missing, evidence.missing.new_zeros(1)))
+        if not bool(wrong.any()):
+            return evidence.wrong
+        inputs = (wrong[:-1] if bool(wrong[:-1].any()) else ~wrong[:-1]).nonzero().squeeze(1)
+        copies = min(len(self.s), (self.slopes.asker.left) // self.slopes.measure_cost(len(inputs)))
+        if copies < 2:
+            return evidence.wrong
+        first = self.so_far.of(inputs)
+        steps = first.longest * SHORTER
+        again = self.slopes.measure(steps, copies, self.generator, inputs)
+        aside, kept = confirmed(first, first._replace(slopes=again, longest=steps), self.tolerance)
+        self.aside[:, inputs] |= aside
+        result = evidence.wrong.clone()
+        result[inputs] = kept[:-1] | evidence.missing[inputs]
+        result[-1] &= kept[-1]
+        self.doubted[inputs] |= ~kept[:-1]
+        return result
 
     def more(self, bending: Tensor) -> bool:
         """Measure as often again as before; with shorter steps where the function bends, bool [d]. False: no budget."""
         r, d = self.longest.shape
         left = self.slopes.asker.left
-        cost_s, cost_g = r * (6 * d + 1), r * self.slopes.asker.gradient_cost
+        cost_s, cost_g = self.slopes.measure_cost(d), r * self.slopes.asker.gradient_cost
         if bool(bending.any()):
             if left < COPIES * cost_s:
                 return False
@@ -68,11 +101,14 @@ class Trial:
             self.g = torch.cat((self.g, self.slopes.gradients(copies_g, self.generator)))
         return True
 
+    @property
+    def so_far(self) -> Measured:
+        """All that was measured."""
+        return Measured(self.g, self.measured, self.longest, self.slopes.rounding, self.scale, self.aside)
+
     def judge(self) -> Evidence:
         """Compare what there is so far."""
-        aside = torch.zeros_like(self.longest, dtype=torch.bool)
-        measured = Measured(self.g, self.measured, self.longest, self.slopes.rounding, self.scale, aside)
-        return judge(measured, self.tolerance)
+        return judge(self.so_far, self.tolerance)
 
     def rate(self) -> Tensor:
         """Exponent [d] of the step in the remainder of Taylor's series, over the finest rungs that noise leaves."""

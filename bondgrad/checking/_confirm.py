@@ -1,0 +1,46 @@
+"""Making sure of an accusation, by slopes that were measured once more and otherwise."""
+
+import torch
+from torch import Tensor
+
+from bondgrad.checking._judge import AMPLIFIED, KINK_NOISE, Evidence, Measured, judge
+from bondgrad.checking._statistics import mean
+
+SHORTER = 1 / 2  # steps, for the second measurement
+APART = 4.0  # standard deviations between slopes of which one has to be mistaken
+KINKED = 2.0  # standard deviations from which a kink that would explain the error is believed
+CERTAIN = 1.5  # times its doubts is an error that the second measurement would not miss
+
+
+def confirmed(first: Measured, second: Measured, tolerance: float) -> tuple[Tensor, Tensor]:
+    """What is left of an accusation of k inputs by a first measurement, given a second one with shorter steps.
+
+    Returns:
+        Where slopes are not to be believed, bool [r, k], and which are wrong all the same, bool [k + 1].
+    """
+    aside = first.aside | _apart(first, second, tolerance) | _kinked(first, tolerance) | _kinked(second, tolerance)
+    one, two = (judge(measured._replace(aside=aside), tolerance) for measured in (first, second))
+    return aside, one.wrong & (two.wrong | torch.cat((_unseen(one, two, tolerance), two.wrong.new_ones(1))))
+
+
+def _unseen(one: Evidence, two: Evidence, tolerance: float) -> Tensor:
+    """Whether noise would hide from the second, bool [k], what the first has seen."""
+    return (one.error < tolerance + CERTAIN * (two.visible - tolerance)) & ~two.bending
+
+
+def _apart(first: Measured, second: Measured, tolerance: float) -> Tensor:
+    """Where slopes of different steps disagree, bool [r, k]: the function is not as smooth there as it has to be."""
+    (s, var_s, _), (also, var_also, _) = mean(first.slopes[0]), mean(second.slopes[0])
+    rounding = sum(((AMPLIFIED * m.rounding[:, None] / m.longest).square() for m in (first, second)), 0 * s)
+    noise = torch.maximum(var_s, var_s.nanmean(0)) + torch.maximum(var_also, var_also.nanmean(0)) + rounding
+    size = torch.minimum(s.abs(), also.abs())
+    return (s - also).abs() > torch.maximum(APART * noise.sqrt(), tolerance * size)
+
+
+def _kinked(measured: Measured, tolerance: float) -> Tensor:
+    """Where a kink may explain the difference, bool [r, k]: one of its sides has the slope of the gradient."""
+    (g, _, _), (s, _, _), (kink, var_kink, _) = (mean(t) for t in (measured.g, measured.slopes[0], measured.slopes[2]))
+    fixed = KINK_NOISE * (AMPLIFIED * measured.rounding[:, None] / measured.longest).square()
+    seen = kink.abs() > KINKED * (torch.maximum(var_kink, var_kink.nanmean(0)) + fixed).sqrt()
+    off = (g - s).abs()
+    return seen & (off <= 0.6 * kink.abs()) & (off > tolerance * s.abs())
