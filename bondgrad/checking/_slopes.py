@@ -11,6 +11,7 @@ from bondgrad.checking._grain import Grain
 AT_ONCE = 8192  # rows in one call
 FACTOR = 4  # between the steps of the ladder
 JITTER = 0.3  # of a step is drawn at random
+UNLIKE = 1.0  # of a slope: a difference from which neither is believed
 SHORTEST = 1 / 4  # of the longest step, in one measurement
 
 
@@ -126,7 +127,12 @@ class Slopes:
         line = (FACTOR**2 * q[..., 1:] - q[..., :-1]) / (FACTOR**2 - 1)  # [r, d, rungs - 1]
         floor = self.rounding[:, None, None] / t[..., 1:-1]
         apart = line.diff(dim=2).square() + floor.square()  # [r, d, rungs - 2]
-        apart = apart + apart.nanmedian(0).values
+        most = apart.nanmedian(0).values
+        apart = apart + most
+        # Steps much longer than a wave give slopes that are all small, and of which none is like the other.
+        size = torch.where(line == 0, math.nan, line).square().nanmedian(0).values.nan_to_num(math.inf)  # [d, rungs - 1]
+        unlike = most > UNLIKE**2 * torch.minimum(size[:, :-1], size[:, 1:])  # [d, rungs - 2]
+        apart = torch.where(unlike & ~unlike.all(1, keepdim=True), math.inf, apart)
         # Rungs on which the least step was taken again tell nothing; nor do those without answers.
         repeated = t[..., 1:-1] <= t[..., 2:]
         rung = torch.where(repeated | apart.isnan(), math.inf, apart).argmin(2)  # [r, d]
