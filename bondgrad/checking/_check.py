@@ -16,6 +16,7 @@ from bondgrad.checking._trial import COPIES, GRADIENTS, Trial
 
 ROWS = 16  # of x at which slopes are measured
 MANY = 256  # rows at which the gradient is at least to be finite
+HUGE = 10.0  # relative error
 LITTLE = 8  # times as large as what that costs is the budget
 INSIDE = 0.05  # of the range between limits: rows closer to them are moved away, to have room on both sides
 
@@ -43,12 +44,13 @@ class Check:
         return self.right
 
     def __str__(self) -> str:
+        least = float(self.visible.max())
+        seen = f"one of {percent(least)} would have been seen" if least < HUGE else "hardly any would have been seen"
         first = {
-            "right": f"right: no input's gradient is off by more than {percent(float(self.visible.max()))}",
+            "right": f"right: no input's gradient is off by more than {percent(least)}",
             "wrong": "wrong",
             "undecided": "undecided: there is too much noise to tell an error of "
-            f"{percent(2 * self.tolerance)}; one of {percent(float(self.visible.max()))} would have been seen. "
-            "Give a larger budget or tolerance",
+            f"{percent(2 * self.tolerance)}; {seen}. Give a larger budget or tolerance",
         }[self.verdict]
         rates = self.rate[~self.rate.isnan()]
         remainder = "noise at every step t"

@@ -129,8 +129,9 @@ class Slopes:
         apart = line.diff(dim=2).square() + floor.square()  # [r, d, rungs - 2]
         most = apart.nanmedian(0).values
         apart = apart + most
-        # Steps much longer than a wave give slopes that are all small, and of which none is like the other.
-        size = torch.where(line == 0, math.nan, line).square().nanmedian(0).values.nan_to_num(math.inf)  # [d, rungs - 1]
+        # Steps much longer than a wave give slopes that are all small, and of which none is like the other; steps
+        # shorter than rounding give none.
+        size = torch.where(line == 0, math.nan, line).square().nanmedian(0).values.nan_to_num(0)  # [d, rungs - 1]
         unlike = most > UNLIKE**2 * torch.minimum(size[:, :-1], size[:, 1:])  # [d, rungs - 2]
         apart = torch.where(unlike & ~unlike.all(1, keepdim=True), math.inf, apart)
         # Rungs on which the least step was taken again tell nothing; nor do those without answers.
@@ -141,9 +142,7 @@ class Slopes:
         first = broken.amax(2).clamp(max=q.shape[2] - 1)
         return t.gather(2, torch.maximum(rung, first)[..., None]).squeeze(2)
 
-    def measure(
-        self, longest: Tensor, copies: int, generator: torch.Generator, inputs: Tensor | None = None
-    ) -> Tensor:
+    def measure(self, longest: Tensor, copies: int, generator: torch.Generator, inputs: Tensor | None = None) -> Tensor:
         """Slopes, by how much they differ from those of twice the step, kinks, and the loss: [4, copies, r, k].
 
         The steps are [r, k], and those of all inputs, or of some, by their numbers [k].
