@@ -179,7 +179,7 @@ def _scene(
         margin = INSIDE * torch.minimum(high - low, scale.to(x.dtype))
         x = x.clamp(low + margin, high - margin)
     few = min(ROWS, (asker.budget - asker.beginning_cost) // (each + look))
-    many = min(MANY, asker.budget // LITTLE // look)
+    many = min(MANY, asker.budget // LITTLE // look, (asker.budget - asker.beginning_cost - each) // look)
     rows = torch.randperm(len(x), generator=generator)[: max(1, few, many)].to(x.device)
     x, context = x[rows], tuple(c[rows] for c in context)
     y = asker.answers(x, context)
@@ -192,6 +192,6 @@ def _scene(
     gy = torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y.device)
     gy = gy / torch.where(weight > 0, weight, 1)
     wide = Slopes(asker, x, context, gy, scale, low, high)
-    missing = not_finite(wide, generator)
+    missing = not_finite(wide, each, generator)
     few = max(1, min(ROWS, asker.left // each))
     return wide.at(torch.arange(few, device=x.device)[: len(x)]), missing

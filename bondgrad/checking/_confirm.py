@@ -31,7 +31,7 @@ def _unseen(one: Evidence, two: Evidence, tolerance: float) -> Tensor:
 def _apart(first: Measured, second: Measured, tolerance: float) -> Tensor:
     """Where slopes of different steps disagree, bool [r, k]: the function is not as smooth there as it has to be."""
     (s, var_s, _), (also, var_also, _) = mean(first.slopes[0]), mean(second.slopes[0])
-    rounding = sum(((AMPLIFIED * m.rounding[:, None] / m.longest).square() for m in (first, second)), 0 * s)
+    rounding = sum(((AMPLIFIED * m.rounding / m.longest).square() for m in (first, second)), 0 * s)
     noise = torch.maximum(var_s, var_s.nanmean(0)) + torch.maximum(var_also, var_also.nanmean(0)) + rounding
     size = torch.minimum(s.abs(), also.abs())
     return (s - also).abs() > torch.maximum(APART * noise.sqrt(), tolerance * size)
@@ -40,7 +40,7 @@ def _apart(first: Measured, second: Measured, tolerance: float) -> Tensor:
 def _kinked(measured: Measured, tolerance: float) -> Tensor:
     """Where a kink may explain the difference, bool [r, k]: one of its sides has the slope of the gradient."""
     (g, _, _), (s, _, _), (kink, var_kink, _) = (mean(t) for t in (measured.g, measured.slopes[0], measured.slopes[2]))
-    fixed = KINK_NOISE * (AMPLIFIED * measured.rounding[:, None] / measured.longest).square()
+    fixed = KINK_NOISE * (AMPLIFIED * measured.rounding / measured.longest).square()
     seen = kink.abs() > KINKED * (torch.maximum(var_kink, var_kink.nanmean(0)) + fixed).sqrt()
     off = (g - s).abs()
     return seen & (off <= 0.6 * kink.abs()) & (off > tolerance * s.abs())

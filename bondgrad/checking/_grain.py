@@ -15,20 +15,26 @@ class Grain:
 
     Args:
         gy: [r, d_out] weight of every output in the loss, float64.
+        d: Inputs.
     """
 
-    def __init__(self, gy: Tensor) -> None:
+    def __init__(self, gy: Tensor, d: int) -> None:
         self._gy = gy
         self._dtypes = list(ROUGH)  # that the outputs so far would fit into
         self._quantum = torch.full_like(gy[0], math.inf)  # [d_out] least difference of two outputs
         self._size = torch.zeros_like(gy)  # [r, d_out] largest output near each row
+        self._moves = torch.zeros(len(gy), d, 1, dtype=torch.bool, device=gy.device)  # [r, d, d_out] see `moved`
 
-    @property
-    def rounding(self) -> Tensor:
-        """Standard deviation [r] of what it does to the loss."""
+    def rounding(self) -> tuple[Tensor, Tensor]:
+        """Standard deviation [r, d] of what it does to the loss: by outputs that move with an input, and by the rest.
+
+        What does not move is the same on both sides of a step, and cancels.
+        """
         quantum = torch.where(torch.isfinite(self._quantum), self._quantum / math.sqrt(12), 0)
         eps = torch.finfo(self._dtypes[0] if self._dtypes else torch.float64).eps
-        return (self._gy * torch.maximum(quantum, eps * self._size)).square().sum(1).sqrt()
+        squares = (self._gy * torch.maximum(quantum, eps * self._size)).square()[:, None]  # [r, 1, d_out]
+        near = torch.where(self._moves, squares, 0).sum(2)
+        return near.sqrt(), (squares.sum(2) - near).clamp(min=0).sqrt()
 
     def look(self, y: Tensor) -> None:
         """Learn from outputs y [r, n, d_out] near each row, NaN where there is no answer."""
@@ -39,3 +45,8 @@ class Grain:
         if len(gaps):
             self._quantum = torch.minimum(self._quantum, gaps.amin(0))
         self._size = torch.maximum(self._size, exact.abs().nan_to_num(0).amax(1))
+
+    def moved(self, inputs: Tensor, moves: Tensor) -> None:
+        """Learn that some inputs, by their numbers [k], move some of the outputs: bool [r, k, d_out]."""
+        self._moves = self._moves.expand(-1, -1, moves.shape[2]).contiguous()
+        self._moves[:, inputs] |= moves

@@ -27,7 +27,7 @@ class Measured(NamedTuple):
     g: Tensor  # [copies, r, d] the gradient: see `Slopes.gradients`
     slopes: Tensor  # [4, copies, r, d] see `Slopes.measure`
     longest: Tensor  # [r, d] the steps they were measured with
-    rounding: Tensor  # [r] of the loss
+    rounding: Tensor  # [r, d] of the loss
     scale: Tensor  # [d] how far inputs move
     aside: Tensor  # [r, d] bool: where slopes are not to be believed
 
@@ -37,7 +37,7 @@ class Measured(NamedTuple):
             self.g[..., inputs],
             self.slopes[..., inputs],
             self.longest[:, inputs],
-            self.rounding,
+            self.rounding[:, inputs],
             self.scale[inputs],
             self.aside[:, inputs],
         )
@@ -74,7 +74,7 @@ def judge(measured: Measured, tolerance: float) -> Evidence:
     missing = (known & measured.g.isinf().any(0)).any(0)  # in any copy: it is wrong even if others are not
     # Rounding is random where the drawn steps lead over several of its levels, and may else be the same every time:
     # no number of copies makes that less.
-    rounding = measured.rounding[:, None]
+    rounding = measured.rounding
     over = (s * longest).abs() * SHORTEST * JITTER / (math.sqrt(12) * rounding)  # [r, d] levels
     fixed = (AMPLIFIED * rounding / longest).square()
     var_s = var_s + torch.where(over.nanmedian(0).values > LEVELS, 0, fixed)
@@ -175,6 +175,8 @@ def _drowned(s: Tensor, fixed: Tensor, tolerance: float) -> Tensor:
         tolerance: Relative error to be seen.
     """
     squares = torch.where(s.square() > CLEAR * fixed, s.square(), 0)
-    drowned = fixed > tolerance**2 * squares.sum(0) / DROWNED
-    most = torch.where(drowned, 0, squares).sum(0) > squares.sum(0) / 2
-    return drowned & most
+    total = squares.sum(0)
+    rounding, order = fixed.sort(0)
+    half = (squares.gather(0, order).cumsum(0) < total / 2).sum(0, keepdim=True).clamp(max=len(s) - 1)
+    needed = rounding.gather(0, half).squeeze(0)  # [d] lest less than half of the slopes are left
+    return fixed > torch.maximum(needed, tolerance**2 * total / DROWNED)

@@ -11,6 +11,7 @@ from bondgrad.checking._grain import Grain
 AT_ONCE = 8192  # rows in one call
 FACTOR = 4  # between the steps of the ladder
 JITTER = 0.3  # of a step is drawn at random
+NOISY = 10  # times the usual difference, squared: one that is not due to noise
 UNLIKE = 1.0  # of a slope: a difference from which neither is believed
 SHORTEST = 1 / 4  # of the longest step, in one measurement
 
@@ -43,27 +44,40 @@ class Slopes:
         if low is not None and high is not None:
             room = torch.minimum(high - x, x - low)
         self.longest = torch.minimum(room, scale.to(x.dtype)).double()  # [r, d] step
-        self._scale, self._grain = scale, Grain(gy)
+        self._scale, self._grain = scale, Grain(gy, x.shape[1])
 
     def at(self, rows: Tensor) -> "Slopes":
         """The same at some of the rows, by their numbers."""
         context = tuple(c[rows] for c in self.context)
         return Slopes(self.asker, self.x[rows], context, self.gy[rows], self._scale, self.low, self.high)
 
-    @property
-    def rounding(self) -> Tensor:
-        """Standard deviation [r] of what rounding does to the loss."""
-        return self._grain.rounding
+    def rounding(self, t: Tensor, inputs: Tensor | slice = slice(None)) -> Tensor:
+        """Standard deviation [r, k, ...] of what rounding does to the loss, for steps t [r, k, ...].
+
+        An output that the longest step of the ladder has not moved may have a slope that is hidden by rounding, but
+        then it is so small that shorter steps make nothing of it.
+        """
+        near, far, longest = (part[:, inputs] for part in (*self._grain.rounding(), self.longest))  # [r, k] each
+        more = [1] * (t.ndim - 2)
+        near, far, longest = (part.view(*part.shape, *more) for part in (near, far, longest))
+        return torch.hypot(near.expand_as(t), far * t / longest)
 
     def loss(self, points: Tensor) -> Tensor:
         """Of points [r, n, d]: [r, n] in float64, NaN where the box has no answer."""
+        return self._weighed(self._answers(points))
+
+    def _answers(self, points: Tensor) -> Tensor:
+        """The outputs [r, n, d_out] at points [r, n, d], NaN where they are not finite."""
         r, n, d = points.shape
         context = tuple(c.repeat_interleave(n, 0) for c in self.context)
         y = self.asker.answers(points.reshape(r * n, d), context).view(r, n, -1)
-        finite = torch.isfinite(y)
-        self._grain.look(torch.where(finite, y, math.nan))
-        loss = (y.double() * self.gy[:, None]).sum(2)
-        return torch.where(finite.all(2), loss, math.nan)
+        y = torch.where(torch.isfinite(y), y, math.nan)
+        self._grain.look(y)
+        return y
+
+    def _weighed(self, y: Tensor) -> Tensor:
+        """Outputs [r, n, d_out] as losses [r, n]."""
+        return (y.double() * self.gy[:, None]).sum(2)
 
     def quotients(self, t: Tensor, inputs: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Symmetric differences with steps t [r, k, n] in each input by itself; or in some, by their numbers [k].
@@ -86,7 +100,10 @@ class Slopes:
             for side, end in enumerate((up, down)):
                 which = torch.arange(count, device=x.device)
                 moved[:, which, :, side, inputs[part]] = end[:, part].transpose(0, 1)
-            losses.append(self.loss(moved.flatten(1, 3)).view(r, count, n, 2))
+            y = self._answers(moved.flatten(1, 3))
+            losses.append(self._weighed(y).view(r, count, n, 2))
+            above, below = y.view(r, count, n, 2, -1).unbind(3)
+            self._grain.moved(inputs[part], (above != below).any(2))
             first += count
         loss = torch.cat(losses, 1)
         width = up.double() - down.double()
@@ -125,15 +142,16 @@ class Slopes:
         taken that agrees by chance.
         """
         line = (FACTOR**2 * q[..., 1:] - q[..., :-1]) / (FACTOR**2 - 1)  # [r, d, rungs - 1]
-        floor = self.rounding[:, None, None] / t[..., 1:-1]
+        floor = self.rounding(t[..., 1:-1]) / t[..., 1:-1]
         apart = line.diff(dim=2).square() + floor.square()  # [r, d, rungs - 2]
-        most = apart.nanmedian(0).values
-        apart = apart + most
-        # Steps much longer than a wave give slopes that are all small, and of which none is like the other; steps
-        # shorter than rounding give none.
-        size = torch.where(line == 0, math.nan, line).square().nanmedian(0).values.nan_to_num(0)  # [d, rungs - 1]
-        unlike = most > UNLIKE**2 * torch.minimum(size[:, :-1], size[:, 1:])  # [d, rungs - 2]
-        apart = torch.where(unlike & ~unlike.all(1, keepdim=True), math.inf, apart)
+        most = apart.nanmedian(0).values  # [d, rungs - 2]
+        # Steps much longer than a wave, or across a pole, give slopes that are all small, and of which none is like the
+        # other; steps shorter than rounding give none.
+        size = torch.where(line == 0, math.nan, line).square()
+        typical = size.nanmedian(0).values.nan_to_num(0)  # [d, rungs - 1]
+        unlike = most > UNLIKE**2 * torch.minimum(typical[:, :-1], typical[:, 1:])
+        unlike = unlike | ((apart > NOISY * most) & (apart > UNLIKE**2 * torch.minimum(size[..., :-1], size[..., 1:])))
+        apart = torch.where(unlike & ~unlike.all(2, keepdim=True), math.inf, apart + most)
         # Rungs on which the least step was taken again tell nothing; nor do those without answers.
         repeated = t[..., 1:-1] <= t[..., 2:]
         rung = torch.where(repeated | apart.isnan(), math.inf, apart).argmin(2)  # [r, d]

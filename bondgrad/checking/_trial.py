@@ -67,7 +67,8 @@ class Trial:
         first = self.so_far.of(inputs)
         steps = first.longest * SHORTER
         again = self.slopes.measure(steps, copies, self.generator, inputs)
-        aside, kept = confirmed(first, first._replace(slopes=again, longest=steps), self.tolerance)
+        second = first._replace(slopes=again, longest=steps, rounding=self.slopes.rounding(steps, inputs))
+        aside, kept = confirmed(first, second, self.tolerance)
         self.aside[:, inputs] |= aside
         result = evidence.wrong.clone()
         result[inputs] = kept[:-1] | evidence.missing[inputs]
@@ -104,7 +105,7 @@ class Trial:
     @property
     def so_far(self) -> Measured:
         """All that was measured."""
-        return Measured(self.g, self.measured, self.longest, self.slopes.rounding, self.scale, self.aside)
+        return Measured(self.g, self.measured, self.longest, self.slopes.rounding(self.longest), self.scale, self.aside)
 
     def judge(self) -> Evidence:
         """Compare what there is so far."""
@@ -115,7 +116,9 @@ class Trial:
         g = mean(self.g)[0]
         remainder = self.upper - self.base[:, None, None] - self.steps * g[..., None]  # [r, d, rungs]
         size = remainder.square().nanmean(0).sqrt()  # [d, rungs]
-        noise = self.s.var(0) * (self.longest / AMPLIFIED).square() + self.slopes.rounding[:, None].square()  # [r, d]
+        noise = (
+            self.s.var(0) * (self.longest / AMPLIFIED).square() + self.slopes.rounding(self.longest).square()
+        )  # [r, d]
         seen = size > SEEN * noise.nanmean(0).sqrt()[:, None]
         step = self.steps.square().mean(0).sqrt()
         result = torch.full_like(size[:, 0], math.nan)
