@@ -1,5 +1,7 @@
 """Making sure of an accusation, by slopes that were measured once more and otherwise."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -8,19 +10,28 @@ from bondgrad.checking._statistics import mean
 
 SHORTER = 1 / 2  # steps, for the second measurement
 APART = 4.0  # standard deviations between slopes of which one has to be mistaken
-KINKED = 2.0  # standard deviations from which a kink that would explain the error is believed
+KINKED = 3.0  # standard deviations from which a kink that would explain the error is believed
 CERTAIN = 1.5  # times its doubts is an error that the second measurement would not miss
 
 
-def confirmed(first: Measured, second: Measured, tolerance: float) -> tuple[Tensor, Tensor]:
-    """What is left of an accusation of k inputs by a first measurement, given a second one with shorter steps.
+class Confirmed(NamedTuple):
+    """What is left of an accusation of k inputs."""
 
-    Returns:
-        Where slopes are not to be believed, bool [r, k], and which are wrong all the same, bool [k + 1].
+    wrong: Tensor  # [k + 1] bool: all the same
+    denied: Tensor  # [k] bool: the second measurement would have seen the error, and has not
+    aside: Tensor  # [r, k] bool: where slopes are not to be believed
+
+
+def confirm(first: Measured, second: Measured, tolerance: float) -> Confirmed:
+    """Compare the measurement that an accusation comes from with a second one, of shorter steps.
+
+    Entries at which the two disagree are set aside, and the rest is judged again, by both. Where noise hides from the
+    second what the first has seen, the first is believed.
     """
     aside = first.aside | _apart(first, second, tolerance) | _kinked(first, tolerance) | _kinked(second, tolerance)
     one, two = (judge(measured._replace(aside=aside), tolerance) for measured in (first, second))
-    return aside, one.wrong & (two.wrong | torch.cat((_unseen(one, two, tolerance), two.wrong.new_ones(1))))
+    denied = ~(two.wrong[:-1] | _unseen(one, two, tolerance))
+    return Confirmed(one.wrong & ~torch.cat((denied, denied.all(0, keepdim=True))), denied, aside)
 
 
 def _unseen(one: Evidence, two: Evidence, tolerance: float) -> Tensor:

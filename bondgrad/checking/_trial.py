@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from bondgrad.checking._confirm import SHORTER, confirmed
+from bondgrad.checking._confirm import SHORTER, confirm
 from bondgrad.checking._judge import AMPLIFIED, SEEN, Evidence, Measured, judge
 from bondgrad.checking._slopes import Slopes
 from bondgrad.checking._statistics import LOOKS, mean
@@ -41,9 +41,9 @@ class Trial:
             evidence = self.judge()
             shorter = evidence.bending
             if bool(evidence.wrong.any()):
-                confirmed = self.confirm(evidence)
-                evidence = self.judge()._replace(wrong=confirmed)
-                if bool(confirmed.any()):
+                wrong = self.confirm(evidence)
+                evidence = self.judge()._replace(wrong=wrong)
+                if bool(wrong.any()):
                     break
                 shorter = shorter | self.doubted
             if bool(evidence.enough.all()) or look == LOOKS - 1 or not self.more(shorter):
@@ -53,27 +53,25 @@ class Trial:
     def confirm(self, evidence: Evidence) -> Tensor:
         """Which of those accused, bool [d + 1], are wrong by other steps too, drawn anew and shorter.
 
-        A step may have led over a kink or a pole, or rounding may be coarser than it seems. So entries at which the two
-        measurements disagree are set aside, and the rest is judged again, by both. Where noise hides from the second
-        what the first has seen, the first is believed, unless an earlier one was found wanting.
+        A step may have led over a kink or a pole, or rounding may be coarser than it seems.
         """
         wrong = evidence.wrong & ~torch.cat((evidence.missing, evidence.missing.new_zeros(1)))
         if not bool(wrong.any()):
             return evidence.wrong
         inputs = (wrong[:-1] if bool(wrong[:-1].any()) else ~wrong[:-1]).nonzero().squeeze(1)
-        copies = min(len(self.s), (self.slopes.asker.left) // self.slopes.measure_cost(len(inputs)))
+        copies = min(max(COPIES, len(self.s) // 4), self.slopes.asker.left // self.slopes.measure_cost(len(inputs)))
         if copies < 2:
-            return evidence.wrong
+            return torch.cat((evidence.wrong[:-1] & ~self.doubted, evidence.wrong[-1:] & ~self.doubted.any()))
         first = self.so_far.of(inputs)
         steps = first.longest * SHORTER
         again = self.slopes.measure(steps, copies, self.generator, inputs)
         second = first._replace(slopes=again, longest=steps, rounding=self.slopes.rounding(steps, inputs))
-        aside, kept = confirmed(first, second, self.tolerance)
-        self.aside[:, inputs] |= aside
+        found = confirm(first, second, self.tolerance)
+        self.aside[:, inputs] |= found.aside & found.denied
+        self.doubted[inputs] |= found.denied
         result = evidence.wrong.clone()
-        result[inputs] = kept[:-1] | evidence.missing[inputs]
-        result[-1] &= kept[-1]
-        self.doubted[inputs] |= ~kept[:-1]
+        result[inputs] = found.wrong[:-1] | evidence.missing[inputs]
+        result[-1] &= found.wrong[-1]
         return result
 
     def more(self, bending: Tensor) -> bool:
