@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bondgrad import _arguments as arguments
 from bondgrad.checking._asker import Asker
-from bondgrad.checking._diagnosis import percent, problems
+from bondgrad.checking._diagnosis import percent, problems, weak
 from bondgrad.checking._finite import not_finite
 from bondgrad.checking._slopes import Slopes, rungs
 from bondgrad.checking._trial import COPIES, GRADIENTS, Trial
@@ -29,7 +29,8 @@ class Check:
     factor: Tensor  # [d] the gradient in units of the slope, over rows: 1 where right; NaN: the slope was not seen
     standard_error: Tensor  # [d] of the factor
     error: Tensor  # [d] root mean square over rows, in units of that of the slope, noise taken off
-    visible: Tensor  # [d] the least error that would certainly have been called wrong
+    visible: Tensor  # [d] the least error that would certainly have been called wrong; where the slope was not seen, in
+    # units of a hundredth of the typical one
     rate: Tensor  # [d] exponent of the step in L(x + t) - L(x) - g·t: 2 where right, 1 where not; NaN: lost in noise
     tolerance: float
     evaluations: int  # rows that the box, or the function inside a BlackBox, was asked about
@@ -62,6 +63,7 @@ class Check:
             (
                 first,
                 *(f"  {problem}" for problem in self.problems),
+                *(f"  {words}" for words in weak(self.factor, self.visible)),
                 f"  remainder of Taylor's series ~ {remainder} (right: t^2, wrong: t^1); "
                 f"{known}{self.evaluations} evaluations",
             )
@@ -81,17 +83,23 @@ def check(
 
     The loss is L(x) = gy · box(x), with a random gy. Along every input and at up to sixteen rows of x, its slope is
     measured by symmetric differences, over a ladder of steps that leads from the spread of x down to rounding; the step
-    that is used is where neighbouring rungs agree best, and what is left of the error in t² is extrapolated away. Both
-    slopes and gradients are measured several times, and the scatter says how far they can be trusted: noise of the box,
-    roughness of its answers, or a gradient that is itself an estimate do no harm but that more measurements are
-    needed, until all is decided or the budget spent.
+    that is used is, at every row, where neighbouring rungs agree best, and what is left of the error in t² is
+    extrapolated away. Both slopes and gradients are measured several times, and the scatter says how far they can be
+    trusted: noise of the box, roughness of its answers, or a gradient that is itself an estimate do no harm but that
+    more measurements are needed, until all is decided or the budget spent.
 
-    Wrong is an input whose gradient, over the rows, differs from the slope by certainly more than `tolerance`; right
+    Wrong is an input whose gradient, over the rows, differs from the slope by certainly more than `tolerance`, and does
+    so again when it is measured once more with shorter steps; rows near kinks and poles, where the slope depends on the
+    step, are left out. Wrong is also a gradient that is not finite where the box is, at any of up to 256 rows. Right
     are all others, if twice the tolerance would have been seen. The chance of a false alarm is below one in a hundred.
 
-    The layer is in eval mode meanwhile and left as it was, with torch's own random numbers. A BlackBox shows what it
-    would do at its next step, so that one that has trained is judged with the steps it has learnt. (Give the layer, not
-    a function around it, which would hide it.)
+    An input is judged by its own slope, however weak, if that is seen. If it is not, an error counts in units of a
+    hundredth of the typical slope; `factor` is NaN then, and the words say so.
+
+    The box is given copies, so that it may change its inputs. It is in eval mode meanwhile, and afterwards all is as it
+    was: buffers, the random numbers of torch, numpy and Python, what a BlackBox has learnt and counted. A BlackBox
+    shows what it would do at its next step, so that one that has trained is judged with the steps it has learnt. (Give
+    the layer, not a function around it, which would hide it.)
 
     Args:
         box: [N, d] -> [N, d_out], every row by itself, with a gradient: a BlackBox, a module, or a function that calls
@@ -100,7 +108,7 @@ def check(
         context: Further inputs of the box, one entry per row.
         limits: (low, high): no point outside is evaluated. None: those of the BlackBox, if it has any.
         tolerance: Relative error of an input's gradient that still counts as right.
-        budget: The most evaluations to spend.
+        budget: The most evaluations to spend: rows that the box is asked about, or the function inside a BlackBox.
         seed: Of gy, of the choice of rows, and of the steps.
 
     Example:

@@ -19,6 +19,7 @@ class Confirmed(NamedTuple):
 
     wrong: Tensor  # [k + 1] bool: all the same
     denied: Tensor  # [k] bool: the second measurement would have seen the error, and has not
+    unseen: Tensor  # [k] bool: noise would have hidden it from the second
     aside: Tensor  # [r, k] bool: where slopes are not to be believed
 
 
@@ -30,8 +31,9 @@ def confirm(first: Measured, second: Measured, tolerance: float) -> Confirmed:
     """
     aside = first.aside | _apart(first, second, tolerance) | _kinked(first, tolerance) | _kinked(second, tolerance)
     one, two = (judge(measured._replace(aside=aside), tolerance) for measured in (first, second))
-    denied = ~(two.wrong[:-1] | _unseen(one, two, tolerance))
-    return Confirmed(one.wrong & ~torch.cat((denied, denied.all(0, keepdim=True))), denied, aside)
+    unseen = ~two.wrong[:-1] & _unseen(one, two, tolerance)
+    denied = ~two.wrong[:-1] & ~unseen
+    return Confirmed(one.wrong & ~torch.cat((denied, denied.all(0, keepdim=True))), denied, unseen, aside)
 
 
 def _unseen(one: Evidence, two: Evidence, tolerance: float) -> Tensor:

@@ -4,8 +4,9 @@ import math
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 
-from bondgrad.checking._judge import Evidence
+from bondgrad.checking._judge import WEAK, Evidence
 
 MOST = 8  # inputs that are spoken of
 CLOSE = 0.2  # relative difference of a gradient from another one that it looks like
@@ -29,6 +30,16 @@ def problems(evidence: Evidence, tolerance: float) -> tuple[str, ...]:
             found.append(f"inputs {i} and {pairs[i]} look swapped")
     rest = len(found) - MOST
     return (*found[:MOST], f"and {rest} more inputs") if rest > 0 else tuple(found)
+
+
+def weak(factor: Tensor, visible: Tensor) -> tuple[str, ...]:
+    """Words on inputs whose slope was not seen: their factor [d] is NaN, and visible [d] in other units."""
+    unseen = (factor.isnan() & visible.isfinite()).nonzero().flatten().tolist()
+    if not unseen:
+        return ()
+    which = ", ".join(map(str, unseen[:MOST])) + (" and others" if len(unseen) > MOST else "")
+    least = percent(WEAK * float(visible[unseen].max()))
+    return (f"too weak to be seen by themselves: inputs {which}; an error of {least} of the typical slope would be",)
 
 
 def percent(fraction: float) -> str:

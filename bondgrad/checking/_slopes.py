@@ -11,7 +11,7 @@ from bondgrad.checking._grain import Grain
 AT_ONCE = 8192  # rows in one call
 FACTOR = 4  # between the steps of the ladder
 JITTER = 0.3  # of a step is drawn at random
-NOISY = 10  # times the usual difference, squared: one that is not due to noise
+NOISY = 10  # times what is usual, squared: a difference of slopes that is not due to noise
 UNLIKE = 1.0  # of a slope: a difference from which neither is believed
 SHORTEST = 1 / 4  # of the longest step, in one measurement
 
@@ -151,7 +151,7 @@ class Slopes:
         typical = size.nanmedian(0).values.nan_to_num(0)  # [d, rungs - 1]
         unlike = most > UNLIKE**2 * torch.minimum(typical[:, :-1], typical[:, 1:])
         unlike = unlike | ((apart > NOISY * most) & (apart > UNLIKE**2 * torch.minimum(size[..., :-1], size[..., 1:])))
-        apart = torch.where(unlike & ~unlike.all(2, keepdim=True), math.inf, apart + most)
+        apart = torch.where(unlike & ~unlike.all(2, keepdim=True), math.inf, apart + NOISY * most)
         # Rungs on which the least step was taken again tell nothing; nor do those without answers.
         repeated = t[..., 1:-1] <= t[..., 2:]
         rung = torch.where(repeated | apart.isnan(), math.inf, apart).argmin(2)  # [r, d]

@@ -59,14 +59,19 @@ class Trial:
         if not bool(wrong.any()):
             return evidence.wrong
         inputs = (wrong[:-1] if bool(wrong[:-1].any()) else ~wrong[:-1]).nonzero().squeeze(1)
-        copies = min(max(COPIES, len(self.s) // 4), self.slopes.asker.left // self.slopes.measure_cost(len(inputs)))
+        first, cost = self.so_far.of(inputs), self.slopes.measure_cost(len(inputs))
+        copies, steps = max(COPIES, len(self.s) // 4), first.longest * SHORTER
+        copies = min(copies, self.slopes.asker.left // cost)
         if copies < 2:
             return torch.cat((evidence.wrong[:-1] & ~self.doubted, evidence.wrong[-1:] & ~self.doubted.any()))
-        first = self.so_far.of(inputs)
-        steps = first.longest * SHORTER
         again = self.slopes.measure(steps, copies, self.generator, inputs)
-        second = first._replace(slopes=again, longest=steps, rounding=self.slopes.rounding(steps, inputs))
-        found = confirm(first, second, self.tolerance)
+        while True:
+            second = first._replace(slopes=again, longest=steps, rounding=self.slopes.rounding(steps, inputs))
+            found = confirm(first, second, self.tolerance)
+            copies = again.shape[1]
+            if not bool(found.unseen.any()) or copies * cost > self.slopes.asker.left // 2:
+                break
+            again = torch.cat((again, self.slopes.measure(steps, copies, self.generator, inputs)), 1)
         self.aside[:, inputs] |= found.aside & found.denied
         self.doubted[inputs] |= found.denied
         result = evidence.wrong.clone()
