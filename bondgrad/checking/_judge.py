@@ -14,6 +14,7 @@ SURE = 4  # times smaller than it seems may the remaining error of a slope be at
 SEEN = 10  # times the noise, from which the remainder of Taylor's series is believed
 BENT = 0.1  # of a slope: a change between steps from which neither is believed
 Z_KINK = 4.0  # standard deviations from which a kink is believed
+Z_FOLDS = 3.0  # that there are kinks at all
 KINK_NOISE = 16  # its variance due to rounding, in units of that of a slope
 CLEAR = 25  # times its noise are the squares of a slope that is seen
 DROWNED = 30  # times the variance of a row is to be below the squared error that is looked for
@@ -80,13 +81,15 @@ def judge(measured: Measured, tolerance: float) -> Evidence:
     var_s = var_s + torch.where(over.nanmedian(0).values > LEVELS, 0, fixed)
     kink, var_kink, _ = mean(measured.slopes[2])
     var_kink = torch.maximum(var_kink, var_kink.nanmean(0))  # of so few copies, it may be small by chance
-    believed = Z_KINK * (var_kink + KINK_NOISE * fixed).sqrt()
+    var_kink = var_kink + KINK_NOISE * fixed
+    believed = Z_KINK * var_kink.sqrt()
     rough = kink.abs() > torch.maximum(believed, tolerance * s.square().nanmean(0).sqrt())
     known &= ~rough & ~measured.aside & given  # where the function has a kink, there is no slope to compare with
     known &= ~_drowned(torch.where(known, s, 0), torch.where(known, fixed, 0), tolerance)
     s, g, var_s, var_g = (torch.where(known, t, 0) for t in (s, g, var_s, var_g))
     change, var_change, _ = (torch.where(known, t, 0) for t in mean(measured.slopes[1]))
     n = known.sum(0).clamp(min=1)  # [d]
+    folds = _folds(torch.where(known, kink, 0), torch.where(known, var_kink, 0))  # [d]
 
     # The noise of s makes its squares too large, and its products with g - s too small.
     e = g - s
@@ -103,7 +106,7 @@ def judge(measured: Measured, tolerance: float) -> Evidence:
     # The last term is due to taking off var_s, itself an estimate.
     chance = var_s * (var_s * (2 + 2 / (copies_s - 1)) + var_g)
     spread = (s.square() * var + chance).sum(0).sqrt()
-    bend = (change * s).sum(0).abs() / SURE
+    bend = (change * s).sum(0).abs() / SURE + 2 * folds * (s.square().sum(0) / n).sqrt()
     weights = scale.square()  # makes all inputs comparable
     along, squares, blur, spread, bend, reach = (
         torch.cat((t, total.view(1)))  # [d + 1]
@@ -127,7 +130,7 @@ def judge(measured: Measured, tolerance: float) -> Evidence:
     # What no factor explains, as a sum of squares, and what that stays below for noise around an error that is
     # tolerated (Birgé 2001).
     rest = (e - factor[:-1] * s).square().sum(0)
-    allowed = (n.sqrt() * size * tolerance + change.square().sum(0).sqrt() / SURE).square()
+    allowed = (n.sqrt() * size * tolerance + change.square().sum(0).sqrt() / SURE + folds).square()
     own = var * (t[:-1] / z).square()
     x = math.log(tests * LOOKS / FALSE_ALARM)
     scatter = 2 * (x * (own.square().sum(0) + 2 * own.amax(0) * allowed)).sqrt() + 2 * x * own.amax(0)
@@ -162,6 +165,20 @@ def judge(measured: Measured, tolerance: float) -> Evidence:
         s,
         known,
     )
+
+
+def _folds(kink: Tensor, variance: Tensor) -> Tensor:
+    """Error [d] of the slopes of all rows, as the root of a sum of squares, due to kinks that are small or many.
+
+    Of a rough function with noise, no kink by itself may be seen, but all together.
+
+    Args:
+        kink: [r, d] as measured, zero where it does not count.
+        variance: [r, d] of that.
+    """
+    beyond = (kink.square() - variance).sum(0)
+    believed = beyond > Z_FOLDS * (2 * variance.square().sum(0)).sqrt()
+    return torch.where(believed, beyond, 0).clamp(min=0).sqrt() / 2  # half a kink is between its mean and either side
 
 
 def _drowned(s: Tensor, fixed: Tensor, tolerance: float) -> Tensor:
