@@ -9,14 +9,13 @@ from torch import Tensor
 
 from bondgrad import _arguments as arguments
 from bondgrad.checking._asker import Asker
-from bondgrad.checking._diagnosis import percent, problems, weak
+from bondgrad.checking._diagnosis import HUGE, percent, problems, weak
 from bondgrad.checking._finite import not_finite
 from bondgrad.checking._slopes import Slopes, rungs
 from bondgrad.checking._trial import COPIES, GRADIENTS, Trial
 
 ROWS = 16  # of x at which slopes are measured
 MANY = 256  # rows at which the gradient is at least to be finite
-HUGE = 10.0  # relative error
 LITTLE = 8  # times as large as what that costs is the budget
 INSIDE = 0.05  # of the range between limits: rows closer to them are moved away, to have room on both sides
 

@@ -27,13 +27,15 @@ def confirm(first: Measured, second: Measured, tolerance: float) -> Confirmed:
     """Compare the measurement that an accusation comes from with a second one, of shorter steps.
 
     Entries at which the two disagree are set aside, and the rest is judged again, by both. Where noise hides from the
-    second what the first has seen, the first is believed.
+    second what the first has seen, the first is believed if it saw the same factor at all rows: what differs from row
+    to row may be due to the function's own roughness.
     """
     aside = first.aside | _apart(first, second, tolerance) | _kinked(first, tolerance) | _kinked(second, tolerance)
     one, two = (judge(measured._replace(aside=aside), tolerance) for measured in (first, second))
     unseen = ~two.wrong[:-1] & _unseen(one, two, tolerance)
     denied = ~two.wrong[:-1] & ~unseen
-    return Confirmed(one.wrong & ~torch.cat((denied, denied.all(0, keepdim=True))), denied, unseen, aside)
+    doubtful = denied | (unseen & ~one.by_factor[:-1])
+    return Confirmed(one.wrong & ~torch.cat((doubtful, doubtful.all(0, keepdim=True))), denied, unseen, aside)
 
 
 def _unseen(one: Evidence, two: Evidence, tolerance: float) -> Tensor:

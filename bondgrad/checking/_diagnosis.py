@@ -9,6 +9,7 @@ from torch import Tensor
 from bondgrad.checking._judge import WEAK, Evidence
 
 MOST = 8  # inputs that are spoken of
+HUGE = 10.0  # relative error, from which its size does not matter
 CLOSE = 0.2  # relative difference of a gradient from another one that it looks like
 
 
@@ -78,7 +79,9 @@ def _describe(evidence: Evidence, i: int) -> str:
         return "zero, but the box depends on it"
     if math.isfinite(off) and rest <= max(float(evidence.visible[i]), CLOSE * off):
         return _factor(evidence, i)
-    return f"off by {percent(float(evidence.error[i]))} of its size, differently from row to row"
+    error = float(evidence.error[i])
+    size = f"{percent(error)} of its size" if error < HUGE else "many times its size"
+    return f"off by {size}, differently from row to row"
 
 
 def _factor(evidence: Evidence, i: int) -> str:

@@ -54,6 +54,7 @@ class Evidence(NamedTuple):
     visible: Tensor  # [d]
     enough: Tensor  # [d] bool: twice the tolerance would have been seen
     wrong: Tensor  # [d + 1] bool
+    by_factor: Tensor  # [d + 1] bool: wrong by the same factor at all rows, at least in part
     missing: Tensor  # [d] bool: the gradient is not finite where the box is
     bending: Tensor  # [d] bool: what is not known is not due to noise, but to steps too long
     g: Tensor  # [r, d] the gradient
@@ -146,7 +147,8 @@ def judge(measured: Measured, tolerance: float) -> Evidence:
     lost = beyond > BENT**2 * s.square().sum(0)
     silent = known.sum(0) == 0  # nothing can be said about this input
     seen = torch.where(lost | silent, math.inf, seen)
-    wrong = clear & ((along / reach).abs() > tolerance + doubt)
+    by_factor = clear & ((along / reach).abs() > tolerance + doubt)
+    wrong = by_factor.clone()
     wrong[:-1] |= rest > allowed + own.sum(0) + scatter
     wrong = torch.cat(((wrong[:-1] & ~lost) | missing, wrong[-1:] & ~lost.any()))
     bent = torch.maximum(bend[:-1] / reach[:-1], allowed.sqrt() / norm - tolerance)
@@ -159,6 +161,7 @@ def judge(measured: Measured, tolerance: float) -> Evidence:
         seen,
         seen * size / usual <= 2 * tolerance,
         wrong,
+        by_factor,
         missing,
         (bent > noisy) | lost,
         g,
