@@ -8,7 +8,8 @@ from torch import Tensor
 from bondgrad.checking._judge import AMPLIFIED, KINK_NOISE, Evidence, Measured, judge
 from bondgrad.checking._statistics import mean
 
-SHORTER = 1 / 2  # steps, for the second measurement
+SHORTER = 1 / 2, 1 / 8  # steps, for the second measurement: at most and at least
+SHOWN = 8.0  # standard deviations of which the error of a single entry is to be in the second, if possible
 APART = 4.0  # standard deviations between slopes of which one has to be mistaken
 KINKED = 3.0  # standard deviations from which a kink that would explain the error is believed
 CERTAIN = 1.5  # times its doubts is an error that the second measurement would not miss
@@ -36,6 +37,15 @@ def confirm(first: Measured, second: Measured, tolerance: float) -> Confirmed:
     denied = ~two.wrong[:-1] & ~unseen
     doubtful = denied | (unseen & ~one.by_factor[:-1])
     return Confirmed(one.wrong & ~torch.cat((doubtful, doubtful.all(0, keepdim=True))), denied, unseen, aside)
+
+
+def shorter_steps(first: Measured, copies: int) -> Tensor:
+    """Steps [r, k] for a second measurement of so many copies: as short as noise and rounding let the error be seen."""
+    (g, _, _), (s, var_s, _) = mean(first.g), mean(first.slopes[0])
+    noise = torch.maximum(var_s, var_s.nanmean(0)) * first.slopes.shape[1] / copies
+    noise = noise + (AMPLIFIED * first.rounding / first.longest).square()
+    most, least = SHORTER
+    return first.longest * (SHOWN * noise.sqrt() / (g - s).abs()).nan_to_num(most).clamp(least, most)
 
 
 def _unseen(one: Evidence, two: Evidence, tolerance: float) -> Tensor:

@@ -18,6 +18,7 @@ Z_FOLDS = 3.0  # that there are kinks at all
 KINK_NOISE = 16  # its variance due to rounding, in units of that of a slope
 CLEAR = 25  # times its noise are the squares of a slope that is seen
 DROWNED = 30  # times the variance of a row is to be below the squared error that is looked for
+MODERATE = 2.5  # a factor of the slope that an error may be: 2 for a wrong sign
 LEVELS = 4  # of rounding that make it random
 AMPLIFIED = 4.5  # noise of a slope, times the longest step, in units of the noise of the loss
 
@@ -150,6 +151,7 @@ def judge(measured: Measured, tolerance: float) -> Evidence:
     by_factor = clear & ((along / reach).abs() > tolerance + doubt)
     wrong = by_factor.clone()
     wrong[:-1] |= rest > allowed + own.sum(0) + scatter
+    by_factor[:-1] |= wrong[:-1] & _alike(e, s)
     wrong = torch.cat(((wrong[:-1] & ~lost) | missing, wrong[-1:] & ~lost.any()))
     bent = torch.maximum(bend[:-1] / reach[:-1], allowed.sqrt() / norm - tolerance)
     noisy = torch.maximum(noise[:-1], scatter.sqrt() / norm).clamp(min=tolerance / 4)
@@ -168,6 +170,12 @@ def judge(measured: Measured, tolerance: float) -> Evidence:
         s,
         known,
     )
+
+
+def _alike(e: Tensor, s: Tensor) -> Tensor:
+    """Whether errors e [r, d] are mostly slopes s [r, d] times a factor of moderate size: bool [d]."""
+    products, of_e, of_s = (e * s).sum(0), e.square().sum(0), s.square().sum(0)
+    return (products.square() > of_e * of_s / 2) & (of_e < MODERATE**2 * of_s)
 
 
 def _folds(kink: Tensor, variance: Tensor) -> Tensor:

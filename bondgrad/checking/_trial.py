@@ -5,13 +5,14 @@ import math
 import torch
 from torch import Tensor
 
-from bondgrad.checking._confirm import SHORTER, confirm
+from bondgrad.checking._confirm import confirm, shorter_steps
 from bondgrad.checking._judge import AMPLIFIED, SEEN, Evidence, Measured, judge
 from bondgrad.checking._slopes import Slopes
 from bondgrad.checking._statistics import LOOKS, mean
 
 COPIES = 4  # of every measurement, to begin with
 GRADIENTS = 8  # to begin with; they may scatter between two values, as those of forward differences do
+RESERVE = 16  # times as large is the budget as what is kept to confirm an accusation
 MINOR = 1 / 8  # of the variance: not worth more evaluations
 
 
@@ -60,10 +61,10 @@ class Trial:
             return evidence.wrong
         inputs = (wrong[:-1] if bool(wrong[:-1].any()) else ~wrong[:-1]).nonzero().squeeze(1)
         first, cost = self.so_far.of(inputs), self.slopes.measure_cost(len(inputs))
-        copies, steps = max(COPIES, len(self.s) // 4), first.longest * SHORTER
-        copies = min(copies, self.slopes.asker.left // cost)
+        copies = min(max(COPIES, len(self.s) // 4), self.slopes.asker.left // cost)
         if copies < 2:
-            return torch.cat((evidence.wrong[:-1] & ~self.doubted, evidence.wrong[-1:] & ~self.doubted.any()))
+            return evidence.by_factor & ~torch.cat((self.doubted, self.doubted.any(0, keepdim=True)))
+        steps = shorter_steps(first, copies)
         again = self.slopes.measure(steps, copies, self.generator, inputs)
         while True:
             second = first._replace(slopes=again, longest=steps, rounding=self.slopes.rounding(steps, inputs))
@@ -82,7 +83,7 @@ class Trial:
     def more(self, bending: Tensor) -> bool:
         """Measure as often again as before; with shorter steps where the function bends, bool [d]. False: no budget."""
         r, d = self.longest.shape
-        left = self.slopes.asker.left
+        left = self.slopes.asker.left - self.slopes.asker.budget // RESERVE
         cost_s, cost_g = self.slopes.measure_cost(d), r * self.slopes.asker.gradient_cost
         if bool(bending.any()):
             if left < COPIES * cost_s:
