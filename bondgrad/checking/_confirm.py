@@ -36,7 +36,8 @@ def confirm(first: Measured, second: Measured, tolerance: float) -> Confirmed:
     unseen = ~two.wrong[:-1] & _unseen(one, two, tolerance)
     denied = ~two.wrong[:-1] & ~unseen
     doubtful = denied | (unseen & ~one.by_factor[:-1])
-    return Confirmed(one.wrong & ~torch.cat((doubtful, doubtful.all(0, keepdim=True))), denied, unseen, aside)
+    # That all inputs together are wrong is always a matter of one factor.
+    return Confirmed(one.wrong & ~torch.cat((doubtful, denied.all(0, keepdim=True))), denied, unseen, aside)
 
 
 def shorter_steps(first: Measured, copies: int) -> Tensor:
