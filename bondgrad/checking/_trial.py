@@ -43,7 +43,10 @@ class Trial:
             shorter = evidence.bending
             if bool(evidence.wrong.any()):
                 wrong = self.confirm(evidence)
-                evidence = self.judge()._replace(wrong=wrong)
+                evidence = self.judge()
+                # Whoever is accused still, though it could not be confirmed, is not right either.
+                enough = evidence.enough & ~(evidence.wrong[:-1] | evidence.wrong[-1])
+                evidence = evidence._replace(wrong=wrong, enough=enough)
                 if bool(wrong.any()):
                     break
                 shorter = shorter | self.doubted
@@ -120,9 +123,8 @@ class Trial:
         g = mean(self.g)[0]
         remainder = self.upper - self.base[:, None, None] - self.steps * g[..., None]  # [r, d, rungs]
         size = remainder.square().nanmean(0).sqrt()  # [d, rungs]
-        noise = (
-            self.s.var(0) * (self.longest / AMPLIFIED).square() + self.slopes.rounding(self.longest).square()
-        )  # [r, d]
+        rounding = self.slopes.rounding(self.longest)
+        noise = self.s.var(0) * (self.longest / AMPLIFIED).square() + rounding.square()  # [r, d]
         seen = size > SEEN * noise.nanmean(0).sqrt()[:, None]
         step = self.steps.square().mean(0).sqrt()
         result = torch.full_like(size[:, 0], math.nan)
