@@ -365,3 +365,23 @@ def test_a_black_box_inside_a_model_is_counted():
 def test_a_confirmed_mistake_has_a_name():
     found = check(by_hand(TanhNetwork(), only(1, 1.1)), rows(4))
     assert found.problems == ("input 1: 10.0 % too large",)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_kinks_and_noise_together_are_no_reason_to_accuse(seed):
+    """Steps long enough for the noise lead over kinks, and what they see there is not the gradient."""
+    torch.manual_seed(7000 + seed)
+    network = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 4)).requires_grad_(False)
+    x, random = torch.randn(64, 6), torch.Generator().manual_seed(seed)
+    half_width = 0.01 * float(network(x).std())
+
+    def answer(sign):
+        def box(x):
+            turned = torch.cat((sign * x[:, :1] + (1 - sign) * x[:, :1].detach(), x[:, 1:]), 1)
+            y = network(turned)
+            return y + half_width * torch.rand(y.shape, generator=random)
+
+        return check(box, x, seed=seed, budget=50_000)
+
+    assert answer(1).verdict != "wrong"
+    assert answer(-1).problems == ("input 0: wrong sign",)

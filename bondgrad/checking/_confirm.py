@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bondgrad.checking._judge import AMPLIFIED, KINK_NOISE, Evidence, Measured, judge
+from bondgrad.checking._judge import AMPLIFIED, Evidence, Measured, judge, kinks
 from bondgrad.checking._statistics import mean
 
 SHORTER = 1 / 2, 1 / 8  # steps, for the second measurement: at most and at least
@@ -24,28 +24,34 @@ class Confirmed(NamedTuple):
     aside: Tensor  # [r, k] bool: where slopes are not to be believed
 
 
-def confirm(first: Measured, second: Measured, tolerance: float) -> Confirmed:
+def confirm(first: Measured, second: Measured, tolerance: float, kinky: bool) -> Confirmed:
     """Compare the measurement that an accusation comes from with a second one, of shorter steps.
 
     Entries at which the two disagree are set aside, and the rest is judged again, by both. Where noise hides from the
     second what the first has seen, the first is believed if it saw the same factor at all rows: what differs from row
-    to row may be due to the function's own roughness.
+    to row may be due to the function's own roughness. In a function that has kinks (`kinky`), so may anything be.
     """
     aside = first.aside | _apart(first, second, tolerance) | _kinked(first, tolerance) | _kinked(second, tolerance)
     one, two = (judge(measured._replace(aside=aside), tolerance) for measured in (first, second))
     unseen = ~two.wrong[:-1] & _unseen(one, two, tolerance)
     denied = ~two.wrong[:-1] & ~unseen
-    doubtful = denied | (unseen & ~one.by_factor[:-1])
+    doubtful = denied | (unseen & (~one.by_factor[:-1] | kinky))
     # That all inputs together are wrong is always a matter of one factor.
-    return Confirmed(one.wrong & ~torch.cat((doubtful, denied.all(0, keepdim=True))), denied, unseen, aside)
+    return Confirmed(
+        one.wrong & ~torch.cat((doubtful, (doubtful if kinky else denied).all(0, keepdim=True))), denied, unseen, aside
+    )
 
 
-def shorter_steps(first: Measured, copies: int) -> Tensor:
-    """Steps [r, k] for a second measurement of so many copies: as short as noise and rounding let the error be seen."""
+def shorter_steps(first: Measured, copies: int, kinky: bool) -> Tensor:
+    """Steps [r, k] for a second measurement of so many copies: as short as noise and rounding let the error be seen.
+
+    In a function that has kinks they are much shorter in any case, to meet fewer of them.
+    """
     (g, _, _), (s, var_s, _) = mean(first.g), mean(first.slopes[0])
     noise = torch.maximum(var_s, var_s.nanmean(0)) * first.slopes.shape[1] / copies
     noise = noise + (AMPLIFIED * first.rounding / first.longest).square()
-    most, least = SHORTER
+    least = min(SHORTER)
+    most = least if kinky else max(SHORTER)
     return first.longest * (SHOWN * noise.sqrt() / (g - s).abs()).nan_to_num(most).clamp(least, most)
 
 
@@ -65,8 +71,7 @@ def _apart(first: Measured, second: Measured, tolerance: float) -> Tensor:
 
 def _kinked(measured: Measured, tolerance: float) -> Tensor:
     """Where a kink may explain the difference, bool [r, k]: one of its sides has the slope of the gradient."""
-    (g, _, _), (s, _, _), (kink, var_kink, _) = (mean(t) for t in (measured.g, measured.slopes[0], measured.slopes[2]))
-    fixed = KINK_NOISE * (AMPLIFIED * measured.rounding / measured.longest).square()
-    seen = kink.abs() > KINKED * (torch.maximum(var_kink, var_kink.nanmean(0)) + fixed).sqrt()
+    (g, _, _), (s, _, _), (kink, variance) = mean(measured.g), mean(measured.slopes[0]), kinks(measured)
+    seen = kink.abs() > KINKED * variance.sqrt()
     off = (g - s).abs()
     return seen & (off <= 0.6 * kink.abs()) & (off > tolerance * s.abs())

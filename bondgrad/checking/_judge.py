@@ -14,6 +14,7 @@ SURE = 4  # times smaller than it seems may the remaining error of a slope be at
 SEEN = 10  # times the noise, from which the remainder of Taylor's series is believed
 BENT = 0.1  # of a slope: a change between steps from which neither is believed
 Z_KINK = 4.0  # standard deviations from which a kink is believed
+FEW_KINKS = 0.01  # of all entries may have one by chance
 Z_FOLDS = 3.0  # that there are kinks at all
 KINK_NOISE = 16  # its variance due to rounding, in units of that of a slope
 CLEAR = 25  # times its noise are the squares of a slope that is seen
@@ -81,12 +82,9 @@ def judge(measured: Measured, tolerance: float) -> Evidence:
     over = (s * longest).abs() * SHORTEST * JITTER / (math.sqrt(12) * rounding)  # [r, d] levels
     fixed = (AMPLIFIED * rounding / longest).square()
     var_s = var_s + torch.where(over.nanmedian(0).values > LEVELS, 0, fixed)
-    kink, var_kink, _ = mean(measured.slopes[2])
-    var_kink = torch.maximum(var_kink, var_kink.nanmean(0))  # of so few copies, it may be small by chance
-    var_kink = var_kink + KINK_NOISE * fixed
-    believed = Z_KINK * var_kink.sqrt()
-    rough = kink.abs() > torch.maximum(believed, tolerance * s.square().nanmean(0).sqrt())
-    known &= ~rough & ~measured.aside & given  # where the function has a kink, there is no slope to compare with
+    kink, var_kink = kinks(measured)
+    # Where the function has a kink, there is no slope to compare with.
+    known &= ~_rough(s, kink, var_kink, tolerance) & ~measured.aside & given
     known &= ~_drowned(torch.where(known, s, 0), torch.where(known, fixed, 0), tolerance)
     s, g, var_s, var_g = (torch.where(known, t, 0) for t in (s, g, var_s, var_g))
     change, var_change, _ = (torch.where(known, t, 0) for t in mean(measured.slopes[1]))
@@ -170,6 +168,24 @@ def judge(measured: Measured, tolerance: float) -> Evidence:
         s,
         known,
     )
+
+
+def kinks(measured: Measured) -> tuple[Tensor, Tensor]:
+    """By how much the slopes on both sides of each row differ, and the variance of that, [r, d] each."""
+    kink, variance, _ = mean(measured.slopes[2])
+    variance = torch.maximum(variance, variance.nanmean(0))  # of so few copies, it may be small by chance
+    return kink, variance + KINK_NOISE * (AMPLIFIED * measured.rounding / measured.longest).square()
+
+
+def has_kinks(measured: Measured, tolerance: float) -> bool:
+    """Whether the function is known to have some: more than chance would have it."""
+    rough = _rough(mean(measured.slopes[0])[0], *kinks(measured), tolerance)
+    return int(rough.sum()) > max(1, FEW_KINKS * rough.numel())
+
+
+def _rough(s: Tensor, kink: Tensor, variance: Tensor, tolerance: float) -> Tensor:
+    """Where kinks [r, d] are believed, beside slopes s [r, d]."""
+    return kink.abs() > torch.maximum(Z_KINK * variance.sqrt(), tolerance * s.square().nanmean(0).sqrt())
 
 
 def _alike(e: Tensor, s: Tensor) -> Tensor:

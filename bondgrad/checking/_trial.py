@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from bondgrad.checking._confirm import confirm, shorter_steps
-from bondgrad.checking._judge import AMPLIFIED, SEEN, Evidence, Measured, judge
+from bondgrad.checking._judge import AMPLIFIED, SEEN, Evidence, Measured, has_kinks, judge
 from bondgrad.checking._slopes import Slopes
 from bondgrad.checking._statistics import LOOKS, mean
 
@@ -67,11 +67,12 @@ class Trial:
         copies = min(max(COPIES, len(self.s) // 4), self.slopes.asker.left // cost)
         if copies < 2:
             return evidence.by_factor & ~torch.cat((self.doubted, self.doubted.any(0, keepdim=True)))
-        steps = shorter_steps(first, copies)
+        kinky = has_kinks(self.so_far, self.tolerance)
+        steps = shorter_steps(first, copies, kinky)
         again = self.slopes.measure(steps, copies, self.generator, inputs)
         while True:
             second = first._replace(slopes=again, longest=steps, rounding=self.slopes.rounding(steps, inputs))
-            found = confirm(first, second, self.tolerance)
+            found = confirm(first, second, self.tolerance, kinky)
             copies = again.shape[1]
             if not bool(found.unseen.any()) or copies * cost > self.slopes.asker.left // 2:
                 break
