@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bondgrad._memory import Carried
+from bondgrad._random import Generators
 from bondgrad._trace import Step
 from bondgrad.box import BlackBox
 
@@ -134,14 +135,15 @@ class GraphedStep(Generic[T]):
                 "learning rate, make it a tensor: Adam(..., lr=torch.tensor(1e-3), capturable=True).",
                 stacklevel=3,
             )
-        states = [box.policy_state.random.state() for box in self.boxes]
+        randoms = _random_numbers(self.modules)
+        states = [random.state() for random in randoms]
         try:
             self._check_optimizers()
             self._captured[kind] = _Captured(self.step, args, self.modules, self._stream)
         except Exception as error:  # whatever it was, it need not end the training
             self._impossible = True
-            for box, state in zip(self.boxes, states, strict=True):
-                box.policy_state.random.load(state)  # new generators: the old ones were told of the capture
+            for random, state in zip(randoms, states, strict=True):
+                random.load(state)  # new generators: the old ones were told of the capture
             warnings.warn(
                 f"this training step cannot be captured into a CUDA graph, so it runs as it is: {_reason(error)}",
                 stacklevel=3,
@@ -160,6 +162,11 @@ class GraphedStep(Generic[T]):
                             f"{type(optimizer).__name__} keeps its '{name}' on the CPU: make it with capturable=True, "
                             "or use another optimizer"
                         )
+
+
+def _random_numbers(modules: list[nn.Module]) -> list[Generators]:
+    """Of the modules that draw some of their own, of which a graph must be told: boxes, and reservoirs with noise."""
+    return [random for module in modules if isinstance(random := getattr(module, "random", None), Generators)]
 
 
 def _address(t: Tensor) -> int:
@@ -189,7 +196,10 @@ class _Captured:
     ) -> None:
         self.args = tuple(arg.detach().clone() for arg in args)  # the graph reads these
         self.graph = torch.cuda.CUDAGraph()
-        self.recordings = [_Recording(box, self.graph) for box in modules if isinstance(box, BlackBox)]
+        for random in _random_numbers(modules):
+            for generator in random.generators("cuda"):
+                self.graph.register_generator_state(generator)
+        self.recordings = [_Recording(box) for box in modules if isinstance(box, BlackBox)]
         try:
             # Other threads, such as those that load data, may go on with what they do.
             with torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"):
@@ -220,12 +230,10 @@ class _Captured:
 class _Recording:
     """What a captured step leaves in a box's counters and for its hooks, to be left again by every replay.
 
-    Made before the capture, since the graph must be told of the box's random numbers; `stop` comes after it.
+    Made before the capture; `stop` comes after it.
     """
 
-    def __init__(self, box: BlackBox, graph: torch.cuda.CUDAGraph) -> None:
-        for generator in box.policy_state.random.generators("cuda"):
-            graph.register_generator_state(generator)
+    def __init__(self, box: BlackBox) -> None:
         self.box = box
         self.calls, self.evaluations = box._function.calls, box._function.evaluations
         self.credit = 0 if box.findings is None else box.findings.credit
