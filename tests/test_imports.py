@@ -46,7 +46,7 @@ def test_torch_and_numpy_are_enough():
     program = f"""
 import sys
 {hidden}
-import torch, bondgrad, bondgrad.testing, bondgrad.data, bondgrad.networks
+import torch, bondgrad, bondgrad.testing, bondgrad.data, bondgrad.networks, bondgrad.reservoirs
 x = torch.randn(4, 3, requires_grad=True)
 bondgrad.BlackBox(torch.sin, 3, structure="auto")(x).sum().backward()
 assert x.grad.abs().min() > 0

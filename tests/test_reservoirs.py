@@ -1,0 +1,286 @@
+"""The paper's reservoirs and others: shapes, weights, structure, and gradients through them."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from bondgrad import BlackBox, GraphedStep, sign_accuracy
+from bondgrad.metrics import exact_vjp
+from bondgrad.networks import ffnn
+from bondgrad.reservoirs import (
+    EchoState,
+    Fixed,
+    HamiltonianEvolution,
+    Instrument,
+    Noisy,
+    OrthogonalKernel,
+    Parallel,
+    Polynomial,
+    QuantumDotArray,
+    Rockmelon,
+    SpringChain,
+    Tile,
+)
+from bondgrad.structure import Blocks, Sequence
+from tests.helpers import close, gradient, needs_cuda
+
+RESERVOIRS = {
+    "fixed": lambda: Fixed(5, 50, 4, seed=0),
+    "parallel": lambda: Parallel(4, 5, 20, 3, seed=0),
+    "tile": lambda: Tile(Fixed(3, 20, 2, seed=0), 4),
+    "rockmelon": lambda: Rockmelon(2),
+    "dots": lambda: QuantumDotArray(),
+    "tiled dots": lambda: Tile(QuantumDotArray(), 2),
+    "instrument": lambda: Instrument(QuantumDotArray()),
+    "polynomial": lambda: Polynomial(5, 4, seed=0),
+    "kernel": lambda: OrthogonalKernel(5, 12, seed=0),
+    "spins": lambda: HamiltonianEvolution(5, seed=0),
+    "springs": lambda: SpringChain(5),
+}
+each = pytest.mark.parametrize("name", RESERVOIRS)
+
+
+def parameters(module):
+    return sum(p.numel() for p in module.parameters())
+
+
+def rows(n, d, seed=0):
+    return torch.randn(n, d, generator=torch.Generator().manual_seed(seed))
+
+
+# ---- the paper's sizes
+
+
+def test_parameters_are_those_of_the_paper():
+    assert parameters(Fixed(5, 500, 5)) == 5_505
+    assert parameters(Parallel(100, 5, 100, 5)) == 110_500
+    assert parameters(Rockmelon(60)) == 758_002
+    trainable = parameters(ffnn([8, 500, 500, 600], nn.ReLU)) + parameters(ffnn([120, 500, 1]))
+    assert trainable == 616_601  # with it, on California Housing
+
+
+# ---- what all of them do
+
+
+@each
+def test_rows_to_rows(name):
+    box = RESERVOIRS[name]()
+    x = rows(7, box.in_features)
+    y = box(x)
+    assert y.shape == (7, box.out_features)
+    assert close(box(x[2:4]), y[2:4])
+
+
+@each
+def test_they_are_frozen(name):
+    assert not any(p.requires_grad for p in RESERVOIRS[name]().parameters())
+
+
+@each
+def test_the_gradient_with_the_structure_they_declare(name):
+    box = RESERVOIRS[name]()
+    layer = BlackBox(box, box.in_features, seed=0)
+    x, gy = rows(32, box.in_features), rows(32, box.out_features, seed=1)
+    exact = exact_vjp(box, x, gy)
+    for _ in range(4):  # steps find their lengths
+        g = gradient(layer, x, gy)
+    assert float(sign_accuracy(g, exact)) > 0.99
+    assert close(g, exact, 0.02)
+
+
+@each
+def test_one_block_does_not_depend_on_another(name):
+    """What a structure says is so."""
+    box = RESERVOIRS[name]()
+    if not isinstance(box.structure, Blocks):
+        assert box.structure == "dense"
+        return
+    jacobian = torch.autograd.functional.jacobian(lambda x: box(x[None])[0], rows(1, box.in_features)[0])
+    blocks = box.in_features // box.structure.n_in
+    inside = torch.block_diag(*[torch.ones(box.structure.n_out, box.structure.n_in)] * blocks).bool()
+    assert (jacobian[~inside] == 0).all()
+    assert (jacobian[inside] != 0).all()
+
+
+@each
+def test_saved_and_copied(name):
+    box = RESERVOIRS[name]()
+    x = rows(3, box.in_features)
+    other = copy.deepcopy(box)
+    other.load_state_dict(box.state_dict())
+    assert torch.equal(box(x), other(x))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda **seed: Fixed(3, 9, 2, **seed),
+        lambda **seed: Parallel(2, 3, 9, 2, **seed),
+        lambda **seed: EchoState(3, 9, 2, **seed),
+        lambda **seed: Polynomial(3, 2, **seed),
+        lambda **seed: OrthogonalKernel(3, 5, **seed),
+        lambda **seed: HamiltonianEvolution(3, **seed),
+    ],
+)
+def test_seeds(make):
+    def weights(**seed):
+        return torch.cat([t.flatten().abs().float() for t in make(**seed).state_dict().values()])
+
+    before = torch.get_rng_state()
+    assert torch.equal(weights(seed=1), weights(seed=1))
+    assert not torch.equal(weights(seed=1), weights(seed=2))
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(5)
+    first = weights()
+    torch.manual_seed(5)
+    assert torch.equal(weights(), first)
+
+
+# ---- one by one
+
+
+def test_parallel_is_networks_side_by_side():
+    box, x = Parallel(3, 2, 7, 4, seed=0), rows(5, 6)
+    torch.manual_seed(0)
+    networks = [ffnn([2, 7, 4]) for _ in range(3)]
+    expected = torch.cat([network(part) for network, part in zip(networks, x.split(2, 1), strict=True)], 1)
+    assert torch.allclose(box(x), expected, atol=1e-6)
+
+
+def test_tile_is_one_box_again_and_again():
+    box, x = Fixed(3, 20, 2, seed=0), rows(5, 12)
+    assert torch.allclose(Tile(box, 4)(x), torch.cat([box(part) for part in x.split(3, 1)], 1), atol=1e-6)
+
+
+def test_evaluations_of_blocks_are_those_of_one():
+    for box, of_one in ((Parallel(50, 5, 10, 5), 10), (Rockmelon(4), 20)):
+        layer = BlackBox(box, box.in_features, policy="bond")
+        gradient(layer, rows(8, box.in_features), rows(8, box.out_features))
+        assert layer.stats.evaluations == 8 * (1 + of_one)
+
+
+class TestEchoState:
+    def test_spectral_radius(self):
+        for radius in (0.5, 1.2):
+            w = EchoState(3, 40, 2, spectral_radius=radius, seed=0).w
+            assert float(torch.linalg.eigvals(w).abs().max()) == pytest.approx(radius, rel=1e-5)
+
+    def test_pieces_with_the_state_between_them(self):
+        echo, x = EchoState(3, 20, 2, seed=0), rows(4 * 10, 3).view(4, 10, 3)
+        whole = echo(x)
+        first, state = echo(x[:, :6], echo.start.expand(4, -1))
+        second, _ = echo(x[:, 6:], state)
+        assert torch.allclose(torch.cat((first, second), 1), whole, atol=1e-6)
+
+    @pytest.mark.parametrize("horizon", [None, "auto"])
+    def test_gradient_through_time(self, horizon):
+        echo = EchoState(3, 20, 2, spectral_radius=0.3, horizon=horizon, seed=0)
+        layer = BlackBox(echo, 3, seed=0)
+        assert isinstance(layer.structure, Sequence)
+        x, gy = rows(2 * 12, 3).view(2, 12, 3), rows(2 * 12, 2, seed=1).view(2, 12, 2)
+        at = x.clone().requires_grad_()
+        (exact,) = torch.autograd.grad(echo(at), at, gy)
+        for _ in range(4):
+            g = gradient(layer, x, gy)
+        assert float(sign_accuracy(g, exact)) > 0.97
+
+    def test_goes_on_from_call_to_call(self):
+        echo = EchoState(3, 20, 2, seed=0)
+        layer = BlackBox(echo, 3, state=echo.start)
+        x = rows(20, 3)
+        y = torch.cat((layer(x[:8]), layer(x[8:])))
+        assert torch.allclose(y, echo(x[None])[0], atol=1e-6)
+
+
+class TestNoisy:
+    def test_uniform(self):
+        box, x = Fixed(2, 10, 3, seed=0), rows(5000, 2)
+        for symmetric, low in ((False, 0.0), (True, -0.1)):
+            noise = Noisy(box, 0.1, symmetric=symmetric, seed=0)(x) - box(x)
+            assert low - 1e-6 <= float(noise.min()) < low + 1e-3
+            assert 0.1 - 1e-3 < float(noise.max()) <= 0.1 + 1e-6
+            assert float(noise.mean()) == pytest.approx((low + 0.1) / 2, abs=2e-3)
+
+    def test_has_the_structure_of_what_is_noisy(self):
+        assert isinstance(Noisy(Parallel(2, 3, 4, 3), 0.1).structure, Blocks)
+        echo = Noisy(EchoState(3, 20, 2, seed=0), 1e-6, seed=0)
+        layer = BlackBox(echo, 3, state=echo.box.start, seed=0)
+        x = rows(12, 3).requires_grad_()
+        layer(x).sum().backward()
+        assert torch.isfinite(x.grad).all()
+
+    def test_a_run_that_is_resumed_hears_the_same(self):
+        box, x = Noisy(Fixed(2, 10, 3, seed=0), 0.1, seed=0), rows(4, 2)
+        box(x)
+        state = copy.deepcopy(box.state_dict())
+        expected = box(x)
+        other = Noisy(Fixed(2, 10, 3, seed=9), 0.1, seed=9)
+        other.load_state_dict(state)
+        assert torch.equal(other(x), expected)
+
+    @needs_cuda
+    def test_in_a_graph_it_is_different_each_time(self):
+        box = Noisy(Fixed(3, 10, 3, seed=0), 0.1, seed=0)
+        model = nn.Sequential(nn.Linear(3, 3), BlackBox(box, 3, policy="bond", seed=0), nn.Linear(3, 1)).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+
+        def step(x):
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        graphed, x = GraphedStep(step, model, optimizer), rows(8, 3).cuda()
+        losses = [float(graphed(x)) for _ in range(20)]
+        assert graphed.replays > 10
+        assert len(set(losses)) == 20
+
+
+def test_polynomial_has_its_degree():
+    x = rows(4, 5).double()
+    for degree in (1, 2, 3):
+        box = Polynomial(5, 3, degree=degree, seed=0).double()
+        along = torch.stack([box(t * x) for t in torch.arange(6.0)])
+        assert float(along.diff(n=degree + 1, dim=0).abs().max()) < 1e-9 * float(along.abs().max())
+        assert float(along.diff(n=degree, dim=0).abs().min()) > 1e-6
+
+
+def test_orthogonal_kernel_is_a_gaussian_one():
+    box = OrthogonalKernel(4, 20_000, width=2.0, seed=0)
+    x, y = rows(1, 4), rows(1, 4, seed=1)
+    expected = torch.exp(-(x - y).square().sum() / (2 * 2.0**2))
+    assert float((box(x) * box(y)).mean()) == pytest.approx(float(expected), abs=0.03)
+    directions = box.direction[:4] / box.direction[:4].norm(dim=1, keepdim=True)
+    assert torch.allclose(directions @ directions.T, torch.eye(4), atol=1e-5)
+
+
+class TestHamiltonianEvolution:
+    def test_evolution_is_unitary(self):
+        u = HamiltonianEvolution(4, seed=0).evolution
+        assert torch.allclose(u.mH @ u, torch.eye(16, dtype=u.dtype), atol=1e-5)
+
+    def test_without_time_the_spins_are_where_they_were_turned(self):
+        x = rows(6, 3)
+        assert torch.allclose(HamiltonianEvolution(3, time=0.0, seed=0)(x), torch.cos(x), atol=1e-6)
+
+    def test_one_spin_in_a_field_precesses(self):
+        """Up, about the x axis with twice the field."""
+        torch.manual_seed(0)
+        torch.randn(1, 1)
+        field = float(torch.rand(1) + 0.5)
+        box = HamiltonianEvolution(1, time=0.7, seed=0)
+        assert float(box(torch.zeros(1, 1))) == pytest.approx(float(torch.cos(torch.tensor(2 * field * 0.7))), abs=1e-5)
+
+
+class TestSpringChain:
+    def test_keeps_its_energy(self):
+        box, x = SpringChain(5, dt=0.01), rows(8, 5).double()
+        after = box.energy(*box.evolve(x))
+        assert torch.allclose(after, box.energy(x, torch.zeros_like(x)), rtol=1e-3)
+
+    def test_one_mass_between_soft_springs_swings_as_a_cosine(self):
+        box, x = SpringChain(1, stiffening=0.0, time=3.0, dt=0.001), rows(4, 1).double()
+        assert torch.allclose(box(x), x * torch.cos(torch.tensor(3.0 * 2**0.5)), atol=1e-5)
