@@ -82,3 +82,25 @@ def probe(
     except UserError as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(2) from error
+
+
+@main.command()
+def pretrain(
+    what: Annotated[str, typer.Argument(metavar="rockmelon", help="What is to learn.")],
+    pairs: Annotated[int, typer.Option(min=1000, help="Readings to learn from.")] = 1_000_000,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over them.")] = 15,
+    seed: Annotated[int, typer.Option(min=0, help="Of voltages, weights and order.")] = 0,
+    output: Annotated[Path, typer.Option(help="Where weights, card and picture go.")] = Path("rockmelon"),
+    device: Annotated[str | None, typer.Option(help="cpu or cuda. [default: cuda, if there is one]")] = None,
+) -> None:
+    """Learn a smooth copy of a quantum-dot device, as the paper's Rockmelon. Interrupted, it goes on where it was."""
+    if what != "rockmelon":
+        raise typer.BadParameter(f"there is only rockmelon to pretrain, not {what!r}")
+    import torch
+    from rich.console import Console
+
+    from bondgrad.experiments.pretrain import Settings, pretrain_command
+
+    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if not pretrain_command(Settings(pairs, epochs, seed=seed), output, where, Console()):
+        raise typer.Exit(130)
