@@ -17,7 +17,7 @@ from typing import Any
 
 import matplotlib
 import torch
-from boxes import Parallel, Tiled
+from boxes import Parallel
 from record import save
 from torch import Tensor, nn
 
@@ -25,6 +25,7 @@ import bondgrad
 from bondgrad.data import california_housing
 from bondgrad.metrics import exact_vjp
 from bondgrad.networks import ffnn
+from bondgrad.reservoirs import Rockmelon
 from bondgrad.structure import Blocks, colour, detect, lower_bound, plot
 
 RESULTS = Path(__file__).parent.parent / "results"
@@ -261,7 +262,7 @@ def main(device: str) -> None:
     torch.manual_seed(0)
     small, large = (8, 64) if device == "cpu" else (128, 128)
     rows = modular("Parallel 500/500", Parallel(), Blocks(5, 5), 500, 500, large, device)
-    rows += modular("Rockmelon-shaped 600/120", Tiled(), Blocks(10, 2), 600, 120, small, device)
+    rows += modular("Rockmelon-shaped 600/120", Rockmelon(60), Blocks(10, 2), 600, 120, small, device)
     if device == "cuda":
         save("structures_cuda", {"modular": rows})
         return

@@ -12,6 +12,7 @@ from typing import Any
 
 from calibrated_tables import check_power, extra, gaps, gaps_elsewhere, losses, probes
 from markdown import ROOT, load, source, source_cpu, spread, table
+from reservoir_tables import card, in_the_loop, readings, reservoirs
 from structure_tables import found, late, modular, nen
 from what_works import what_works
 
@@ -285,12 +286,40 @@ rows of a batch are read as time. A horizon of 1 moves a column of all time step
 that. "Box time steps" is what the network itself is asked to do in one step of training.
 
 {nen}
+
+## Reservoirs
+
+One gradient through each, with the structure that it declares; batch 64, of the echo state network one sequence of 64
+time steps, where an evaluation is a sequence. Signs and evaluations with `Calibrated`, including its trials in so few
+steps, and with `Bond`; times with `Calibrated`, beside those of the exact gradient.
+
+{reservoirs}
+
+{readings}
+
+## Rockmelon
+
+How well the network that comes with the package knows the device it was learnt from:
+
+{card}
+
+![Sweeps of gates: the device and its copy](../results/rockmelon_sweeps.png)
+
+## A quantum-dot device in the loop
+
+California Housing, read-in 8-100-100-40, one device used for four groups of ten gates, read-out 8-100-100-1. On the
+bench the device is noisy, drifts, lags behind, and takes its time; networks learn from such readings and are tested
+with them. Without a reservoir the read-in has eight outputs. The exact gradient ends at the limits of the gates, while
+`BlackBox` passes it on from there.
+
+{in_the_loop}
 """
 
 
 def rendered() -> dict[Path, str]:
     """The files as they should be."""
     makers = (demo, spsa_search, scales, reductions, step_time, gpu_step, gradient_500, tf32, processes)
+    makers += (card, in_the_loop, readings, reservoirs)
     makers += (modular, found, late, nen, gaps, gaps_elsewhere, losses, extra, check_power, probes)
     parts = {maker.__name__: maker() for maker in makers}
     return {

@@ -8,17 +8,19 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-README, PYTORCH, STRUCTURE, PROBE, STEPS = (
+README, PYTORCH, STRUCTURE, PROBE, STEPS, RESERVOIRS = (
     re.findall(r"```python\n(.*?)```", (ROOT / path).read_text(), re.DOTALL)
-    for path in ("README.md", "docs/pytorch.md", "docs/structure.md", "docs/probe.md", "docs/steps.md")
+    for path in ("README.md", *(f"docs/{name}.md" for name in ("pytorch", "structure", "probe", "steps", "reservoirs")))
 )
 
 
 def test_the_code_in_the_documents_runs():
-    assert [len(blocks) for blocks in (README, PYTORCH, STRUCTURE, PROBE, STEPS)] == [2, 2, 4, 1, 2]
+    documents = (README, PYTORCH, STRUCTURE, PROBE, STEPS, RESERVOIRS)
+    assert [len(blocks) for blocks in documents] == [2, 2, 4, 1, 2, 3]
     names = {}
-    for block in README + PYTORCH + STRUCTURE + PROBE + STEPS:  # one after the other, as a reader would
-        exec(block, names)  # noqa: S102
+    for blocks in documents:
+        for block in blocks:  # one after the other, as a reader would
+            exec(block, names)  # noqa: S102
     assert names["read_in"].weight.grad.abs().max() > 0
     assert names["box"].policy is not None
     assert names["check"].right
