@@ -81,6 +81,14 @@ def test_hysteresis_is_a_loop():
     assert torch.allclose((back - forth)[5:-5], torch.tensor(0.2), atol=1e-6)
 
 
+def test_what_it_remembers_has_no_gradient():
+    bench = Instrument(Wires(), noise=0.1, drift=0.1, hysteresis=0.1, ramp=1.0, seed=0)
+    x = volts(5).requires_grad_()
+    bench(x).sum().backward()
+    assert torch.isfinite(x.grad).all()
+    assert not any(buffer.requires_grad for buffer in bench.buffers())
+
+
 def test_it_refuses_what_would_harm_it():
     bench = Instrument(Wires(), limits=(-1, 1))
     with pytest.raises(ValueError, match=r"voltages must be within \(-1, 1\): give BlackBox limits"):

@@ -91,11 +91,11 @@ class Instrument(Reservoir):
             raise ValueError(f"voltages must be within {self.limits}: give BlackBox limits={self.limits}")
         if len(x) == 0:
             return x.new_zeros(0, self.out_features)
-        duration = self._duration(x)  # [N]
+        duration = self._duration(x.detach())  # [N]
         y: Tensor = self.device(self._arriving(x) + self._drifted(duration, x))
         if self.noise:
             y = y + self.noise * self._normal(y)
-        self.voltage.copy_(x[-1])
+        self.voltage.copy_(x[-1].detach())
         self.seconds += duration.sum()
         self.readings += len(x)
         if self.sleep:
@@ -119,8 +119,8 @@ class Instrument(Reservoir):
                 torch.cat((end[:done], torch.clamp(end[before], low[last], high[last]))) for end in (low, high)
             )
             done *= 2
-        noticed = torch.clamp(self.follows.to(x.dtype), low, high)
-        self.follows.copy_(noticed[-1])
+        noticed = torch.clamp(self.follows.to(x.dtype, copy=True), low, high)
+        self.follows.copy_(noticed[-1].detach())
         return noticed
 
     def _drifted(self, duration: Tensor, x: Tensor) -> Tensor:
