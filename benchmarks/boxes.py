@@ -29,7 +29,7 @@ class Echo(EchoState):
         super().__init__(5, 200, 5, spectral_radius=spectral_radius)
         self.time_steps = 0
 
-    def forward(self, x: Tensor, state: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+    def answer(self, x: Tensor, state: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """[N, T, d] and [N, hidden] -> [N, T, d_out] and [N, hidden]."""
         self.time_steps += x.shape[0] * x.shape[1]
-        return super().forward(x, state)
+        return super().answer(x, state)

@@ -90,8 +90,8 @@ def pretrain(
     pairs: Annotated[int, typer.Option(min=1000, help="Readings to learn from.")] = 1_000_000,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over them.")] = 15,
     seed: Annotated[int, typer.Option(min=0, help="Of voltages, weights and order.")] = 0,
-    output: Annotated[Path, typer.Option(help="Where weights, card and picture go.")] = Path("rockmelon"),
-    device: Annotated[str | None, typer.Option(help="cpu or cuda. [default: cuda, if there is one]")] = None,
+    output: Annotated[Path, typer.Option(file_okay=False, help="Folder for weights and picture.")] = Path("rockmelon"),
+    device: Annotated[str, typer.Option(help="cpu or cuda.", show_default="cuda, if there is one")] = "",
 ) -> None:
     """Learn a smooth copy of a quantum-dot device, as the paper's Rockmelon. Interrupted, it goes on where it was."""
     if what != "rockmelon":
@@ -101,6 +101,14 @@ def pretrain(
 
     from bondgrad.experiments.pretrain import Settings, pretrain_command
 
-    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if not pretrain_command(Settings(pairs, epochs, seed=seed), output, where, Console()):
+    there = {"cpu": True, "cuda": torch.cuda.is_available()}
+    device = device or ("cuda" if there["cuda"] else "cpu")
+    if not there.get(device.partition(":")[0]):
+        raise typer.BadParameter(f"there is no {device!r} here: take cpu or cuda", param_hint="--device")
+    try:
+        done = pretrain_command(Settings(pairs, epochs, seed=seed), output, torch.device(device), Console())
+    except ValueError as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(2) from error
+    if not done:
         raise typer.Exit(130)

@@ -103,8 +103,10 @@ class GraphedStep(Generic[T]):
         states = [state.values() for optimizer in self.optimizers for state in optimizer.state.values()]
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
         settings = [value for group in groups for name, value in group.items() if name != "params"]
+        generators = [g for random in _random_numbers(self.modules) for g in random.generators("cuda")]
         return [
             *[box.version for box in self.boxes],
+            *map(id, generators),  # there are others after `load_state_dict`
             *[module.training for module in self.modules],
             *[(_address(t), t.requires_grad) for t in (*parameters, *buffers)],
             *[_address(t) for values in states for t in tree_leaves(list(values)) if isinstance(t, Tensor)],

@@ -116,7 +116,7 @@ def test_single_precision_is_good_enough_for_differences():
 def test_chunks_do_not_matter(monkeypatch):
     device, x = QuantumDotArray(), volts(100)
     whole = device(x)
-    monkeypatch.setattr("bondgrad.reservoirs._dots.CHUNK", 7)
+    monkeypatch.setattr("bondgrad.reservoirs._dots.MEMORY", 10**6)
     assert close(device(x), whole)
 
 
@@ -126,7 +126,22 @@ def test_seeds():
     assert not close(a, c)
 
 
-@pytest.mark.parametrize("wrong", [{"temperature": 0.0}, {"bias": -1.0}, {"energies": 0}, {"seed": -1}], ids=str)
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"temperature": 0.0},
+        {"bias": -1.0},
+        {"energies": 0},
+        {"seed": -1},
+        {"dots": 0},
+        {"gates": 0},
+        {"decay": 0.0},
+        {"coupling": -1.0},
+        {"disorder": -1.0},
+    ],
+    ids=str,
+)
 def test_wrong_arguments(wrong):
-    with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be"):
+    name = next(iter(wrong))
+    with pytest.raises(ValueError, match=f"{'the number of inputs' if name == 'gates' else name} must be"):
         QuantumDotArray(**wrong)

@@ -1,6 +1,7 @@
 """Learning a copy of the quantum-dot device."""
 
 import json
+import signal
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from typer.testing import CliRunner
 
 from bondgrad.cli import main
 from bondgrad.experiments import pretrain
-from bondgrad.experiments.pretrain import Pretraining, Readings, Settings, extrema, quality, sweeps
+from bondgrad.experiments.pretrain import Pretraining, Readings, Settings, extrema, interrupts, quality, sweeps
 from bondgrad.reservoirs import QuantumDotArray, Rockmelon
 from tests.helpers import same_state
 
@@ -23,12 +24,22 @@ def quick(monkeypatch):
 
 
 def learn(checkpoint=None, stop_after=None):
+    """With Ctrl-C in the middle of a batch, if it is to be stopped."""
     work = Pretraining(QuantumDotArray(energies=3), SMALL, CPU, checkpoint)
     list(work.sample())
     work.resume()
-    for n, _ in enumerate(work.learn(), 1):
-        if n == stop_after:
-            break
+    batches = 0
+
+    def step(x, y, original=work.graphed):
+        nonlocal batches
+        batches += 1
+        if batches == stop_after:
+            signal.raise_signal(signal.SIGINT)
+        return original(x, y)
+
+    work.graphed = step
+    with interrupts(work):
+        list(work.learn())
     return work
 
 
@@ -48,16 +59,32 @@ def test_it_learns():
 
 def test_interrupted_it_goes_on_as_it_would_have(tmp_path):
     whole = learn()
-    learn(tmp_path / "checkpoint.pt", stop_after=2)
+    for batches in (5, 11, 1):  # of 16 in an epoch
+        learn(tmp_path / "checkpoint.pt", stop_after=batches)
     work = learn(tmp_path / "checkpoint.pt")
     assert work.losses == whole.losses
     assert same_state(work.copy.state_dict(), whole.copy.state_dict())
 
 
-def test_a_checkpoint_of_other_settings_is_not_for_us(tmp_path):
-    learn(tmp_path / "checkpoint.pt", stop_after=2)
-    work = Pretraining(QuantumDotArray(), SMALL._replace(seed=1), CPU, tmp_path / "checkpoint.pt")
-    assert not work.resume()
+def test_what_is_no_checkpoint_of_this(tmp_path):
+    path = tmp_path / "checkpoint.pt"
+    learn(path, stop_after=2)
+    work = Pretraining(QuantumDotArray(), SMALL._replace(seed=1), CPU, path)
+    with pytest.raises(ValueError, match=r"checkpoint.pt is not a checkpoint of this: move it away \(other settings\)"):
+        work.resume()
+    path.write_text("a diary")
+    with pytest.raises(ValueError, match="is not a checkpoint of this: move it away"):
+        work.resume()
+
+
+def test_ctrl_c_twice_ends_it_at_once():
+    work = Pretraining(QuantumDotArray(), SMALL, CPU)
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), interrupts(work):
+        signal.raise_signal(signal.SIGINT)
+        assert work.stopped
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_quality():
@@ -74,7 +101,7 @@ def test_quality():
 
 def test_sweeps_and_their_extrema(monkeypatch):
     class Waves(QuantumDotArray):
-        def forward(self, x):
+        def answer(self, x):
             return torch.stack((torch.sin(2 * x).sum(1), x.sum(1)), 1)
 
     x = sweeps(Waves(), rows=2, points=5, seed=0)
@@ -97,16 +124,38 @@ def test_command(tmp_path):
 
 
 def test_command_interrupted(tmp_path, monkeypatch):
-    def interrupt(work):
-        raise KeyboardInterrupt
-        yield
+    """While readings are taken, when nothing is lost; while learning; and then it goes on."""
+    args = ["pretrain", "rockmelon", "--pairs", "1000", "--epochs", "2", "--output", str(tmp_path), "--device", "cpu"]
 
-    args = ["pretrain", "rockmelon", "--pairs", "1000", "--epochs", "1", "--output", str(tmp_path)]
-    with monkeypatch.context() as patch:
-        patch.setattr(Pretraining, "learn", interrupt)
-        done = CliRunner().invoke(main, args)
-    assert done.exit_code == 130
-    assert "The same command goes on" in done.output
+    def interrupted(name):
+        original = getattr(Pretraining, name)
+
+        def method(work, *batch):
+            if not work.stopped:
+                signal.raise_signal(signal.SIGINT)
+            return original(work, *batch)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Pretraining, name, method)
+            return CliRunner().invoke(main, args)
+
+    early = interrupted("sample")
+    assert early.exit_code == 130
+    assert early.output.rstrip().endswith("Interrupted.")
+    late = interrupted("_step")
+    assert late.exit_code == 130
+    assert "Interrupted. The same command goes on where this one was." in late.output
+    done = CliRunner().invoke(main, args)
+    assert done.exit_code == 0
+    assert "Going on with epoch 1" in done.output
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["rockmelon.safetensors", "sweeps.png"]
+
+
+@pytest.mark.parametrize("device", ["gpu", "meta", "CPU"])
+def test_a_device_that_is_not_there(device):
+    done = CliRunner().invoke(main, ["pretrain", "rockmelon", "--device", device])
+    assert done.exit_code == 2
+    assert f"there is no '{device}' here" in " ".join(done.output.replace("│", " ").split())
 
 
 def test_there_is_only_one_thing_to_pretrain():

@@ -38,6 +38,8 @@ RESERVOIRS = {
     "kernel": lambda: OrthogonalKernel(5, 12, seed=0),
     "spins": lambda: HamiltonianEvolution(5, seed=0),
     "springs": lambda: SpringChain(5),
+    "noisy": lambda: Noisy(Fixed(5, 50, 4, seed=0), 1e-6, seed=0),
+    "tiled parallel": lambda: Tile(Parallel(2, 5, 20, 3, seed=0), 2),
 }
 each = pytest.mark.parametrize("name", RESERVOIRS)
 
@@ -75,7 +77,35 @@ def test_rows_to_rows(name):
 
 @each
 def test_they_are_frozen(name):
-    assert not any(p.requires_grad for p in RESERVOIRS[name]().parameters())
+    box = RESERVOIRS[name]()
+    assert not any(p.requires_grad for p in box.parameters())
+    assert box.state_dict() or name == "springs"
+
+
+def test_so_are_modules_of_others_in_them():
+    assert not any(p.requires_grad for p in Tile(nn.Linear(3, 2), 2).parameters())
+    assert not any(p.requires_grad for p in Noisy(nn.Linear(3, 2), 0.1).parameters())
+    assert Noisy(nn.Linear(3, 2), 0.1).structure == "dense"
+
+
+@each
+def test_rows_of_another_width(name):
+    box = RESERVOIRS[name]()
+    with pytest.raises(ValueError, match=f"has {box.in_features} inputs, got rows of {box.in_features + 1}"):
+        box(rows(3, box.in_features + 1))
+
+
+@each
+def test_no_rows_at_all(name):
+    box = RESERVOIRS[name]()
+    assert box(rows(0, box.in_features)).shape == (0, box.out_features)
+
+
+@each
+def test_double_precision(name):
+    box = RESERVOIRS[name]()
+    x = rows(4, box.in_features)
+    assert close(RESERVOIRS[name]().double()(x.double()), box(x).double(), 1e-4)
 
 
 @each
@@ -108,9 +138,13 @@ def test_one_block_does_not_depend_on_another(name):
 def test_saved_and_copied(name):
     box = RESERVOIRS[name]()
     x = rows(3, box.in_features)
-    other = copy.deepcopy(box)
-    other.load_state_dict(box.state_dict())
-    assert torch.equal(box(x), other(x))
+    box(x)
+    copied = copy.deepcopy(box)
+    loaded = RESERVOIRS[name]()
+    loaded.load_state_dict(copy.deepcopy(box.state_dict()))
+    expected = box(x)
+    assert torch.equal(copied(x), expected)
+    assert torch.equal(loaded(x), expected)
 
 
 @pytest.mark.parametrize(
@@ -155,13 +189,52 @@ def test_tile_is_one_box_again_and_again():
 
 
 def test_evaluations_of_blocks_are_those_of_one():
-    for box, of_one in ((Parallel(50, 5, 10, 5), 10), (Rockmelon(4), 20)):
+    for box, of_one in ((Parallel(50, 5, 10, 5), 10), (Rockmelon(4), 20), (Tile(Parallel(3, 2, 10, 5), 4), 4)):
         layer = BlackBox(box, box.in_features, policy="bond")
         gradient(layer, rows(8, box.in_features), rows(8, box.out_features))
         assert layer.stats.evaluations == 8 * (1 + of_one)
 
 
+@pytest.mark.parametrize("wrapper", [lambda box: Tile(box, 2), Instrument], ids=["tile", "instrument"])
+def test_what_cannot_be_built_on(wrapper):
+    for box in (torch.sin, nn.Sequential(nn.Linear(3, 2))):
+        with pytest.raises(TypeError, match="box must be a module with in_features and out_features"):
+            wrapper(box)
+    with pytest.raises(ValueError, match="box must be one of rows, and EchoState is one of sequences"):
+        wrapper(EchoState(3, 4, 2))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Fixed(5, 0, 2),
+        lambda: Fixed(-1, 5, 2),
+        lambda: Fixed(5, 5, 0),
+        lambda: Parallel(0, 5, 5, 5),
+        lambda: Parallel(2, 5, 0, 5),
+        lambda: EchoState(5, 0, 2),
+        lambda: EchoState(5, 5, 2, spectral_radius=-1.0),
+        lambda: Tile(Fixed(2, 3, 2), 0),
+        lambda: Noisy(Fixed(2, 3, 2), -0.1),
+        lambda: Polynomial(0, 2),
+        lambda: Polynomial(2, 2, degree=0),
+        lambda: OrthogonalKernel(2, 2, width=0.0),
+        lambda: HamiltonianEvolution(0),
+        lambda: HamiltonianEvolution(2, time=float("nan")),
+        lambda: SpringChain(-2),
+        lambda: SpringChain(3, dt=0.0),
+        lambda: SpringChain(3, time=-1.0),
+    ],
+)
+def test_wrong_arguments(make):
+    with pytest.raises(ValueError, match="must be"):
+        make()
+
+
 class TestEchoState:
+    def test_is_frozen(self):
+        assert not any(p.requires_grad for p in EchoState(3, 4, 2).parameters())
+
     def test_spectral_radius(self):
         for radius in (0.5, 1.2):
             w = EchoState(3, 40, 2, spectral_radius=radius, seed=0).w
@@ -259,7 +332,7 @@ def test_orthogonal_kernel_is_a_gaussian_one():
 
 class TestHamiltonianEvolution:
     def test_evolution_is_unitary(self):
-        u = HamiltonianEvolution(4, seed=0).evolution
+        u = torch.complex(*HamiltonianEvolution(4, seed=0).evolution)
         assert torch.allclose(u.mH @ u, torch.eye(16, dtype=u.dtype), atol=1e-5)
 
     def test_without_time_the_spins_are_where_they_were_turned(self):

@@ -1,14 +1,18 @@
 """Learning what a quantum-dot device does: `bondgrad pretrain rockmelon`."""
 
+import contextlib
 import os
 import platform
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from matplotlib.figure import Figure  # here, since what is missing had better show before the work
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
@@ -64,6 +68,7 @@ class Pretraining:
         self.seconds = 0.0  # of learning
         self.losses: list[float] = []  # of each epoch
         self.total = torch.zeros((), device=where)  # of this one so far
+        self.stopped = False  # by whoever sets it, after the batch at hand
 
     def sample(self) -> Iterator[float]:
         """Take readings; yields how much of it is done. What is held out comes last."""
@@ -85,29 +90,33 @@ class Pretraining:
         return Readings(*(t[self.settings.pairs :] for t in self.readings))
 
     def learn(self) -> Iterator[float]:
-        """Learn; yields how much of it is done, now and then. An interrupt leaves a checkpoint."""
+        """Learn; yields how much of it is done, now and then. Once `stopped`, it leaves a checkpoint and ends.
+
+        What remains of the pairs after the last whole batch of an epoch is left out; another order comes in the next.
+        """
         x, y = self.readings.x, (self.readings.y - self.mean) / self.deviation
         batches = self.settings.pairs // self.settings.batch
-        begun = saved = time.monotonic()
-        try:
-            while self.epoch < self.settings.epochs:
-                order = torch.Generator().manual_seed(1 + self.settings.seed + 1000 * self.epoch)
-                rows = torch.randperm(self.settings.pairs, generator=order).to(self.where)
-                while self.batch < batches:
-                    some = rows[self.batch * self.settings.batch : (self.batch + 1) * self.settings.batch]
-                    self.total += self.graphed(x[some], y[some])
-                    self.batch += 1
-                    if self.batch % 256 == 0 or self.batch == batches:
-                        yield (self.epoch + self.batch / batches) / self.settings.epochs
-                        if time.monotonic() - saved > SAVE_EVERY:
-                            self._save(time.monotonic() - begun)
-                            saved = time.monotonic()
-                self.losses.append(float(self.total) / batches)
-                self.total.zero_()
-                self.epoch, self.batch = self.epoch + 1, 0
-        finally:
-            self.seconds += time.monotonic() - begun
-            self._save(0.0)
+        saved = time.monotonic()
+        while self.epoch < self.settings.epochs:
+            order = torch.Generator().manual_seed(1 + self.settings.seed + 1000 * self.epoch)
+            rows = torch.randperm(self.settings.pairs, generator=order).to(self.where)
+            while self.batch < batches:
+                some = rows[self.batch * self.settings.batch : (self.batch + 1) * self.settings.batch]
+                self.total += self.graphed(x[some], y[some])
+                self.batch += 1
+                now = time.monotonic()
+                if self.stopped or now - saved > SAVE_EVERY:
+                    self.seconds, saved = self.seconds + now - saved, now
+                    self.save()
+                if self.stopped:
+                    return
+                if self.batch % 256 == 0 or self.batch == batches:
+                    yield (self.epoch + self.batch / batches) / self.settings.epochs
+            self.losses.append(float(self.total) / batches)
+            self.total.zero_()
+            self.epoch, self.batch = self.epoch + 1, 0
+        self.seconds += time.monotonic() - saved
+        self.save()
 
     def _step(self, x: Tensor, y: Tensor) -> Tensor:
         loss = nn.functional.huber_loss(self.copy(x), y)
@@ -116,28 +125,35 @@ class Pretraining:
         self.optimizer.step()
         return loss.detach()
 
-    def _save(self, seconds: float) -> None:
+    def save(self) -> None:
+        """Leave a checkpoint; at no moment is there none."""
         if self.checkpoint is None:
             return
         state = {
             "settings": tuple(self.settings),
             "copy": self.copy.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "at": (self.epoch, self.batch, self.seconds + seconds, self.losses, self.total),
+            "at": (self.epoch, self.batch, self.seconds, self.losses, self.total),
         }
         half_written = self.checkpoint.with_suffix(".part")
         torch.save(state, half_written)
         half_written.replace(self.checkpoint)
 
     def resume(self) -> bool:
-        """Go on from the checkpoint, if there is one of the same settings."""
+        """Go on from the checkpoint, if there is one."""
         if self.checkpoint is None or not self.checkpoint.exists():
             return False
-        state = torch.load(self.checkpoint, map_location=self.where, weights_only=True)
-        if tuple(state["settings"]) != tuple(self.settings):
-            return False
+        try:
+            state = torch.load(self.checkpoint, map_location=self.where, weights_only=True)
+            if tuple(state["settings"]) != tuple(self.settings):
+                raise ValueError("other settings")
+        except Exception as error:  # whatever else it may be
+            raise ValueError(f"{self.checkpoint} is not a checkpoint of this: move it away ({error})") from error
         self.copy.load_state_dict(state["copy"])
+        groups = [dict(group) for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(state["optimizer"])
+        for group, here in zip(self.optimizer.param_groups, groups, strict=True):  # it may come from another processor
+            group["capturable"], group["fused"] = here["capturable"], here["fused"]
         self.epoch, self.batch, self.seconds, self.losses, self.total = state["at"]
         return True
 
@@ -191,22 +207,40 @@ def extrema(device: QuantumDotArray) -> list[float]:
 def pretrain_command(settings: Settings, output: Path, where: torch.device, console: Console) -> bool:
     """Learn, show how well, and leave weights with their card and a picture in `output`; False if interrupted."""
     output.mkdir(parents=True, exist_ok=True)
-    checkpoint = output / "checkpoint.pt"
+    checkpoint = output / f"checkpoint-{settings.pairs}-{settings.epochs}-{settings.seed}.pt"
     work = Pretraining(QuantumDotArray(), settings, where, checkpoint)
-    try:
+    with interrupts(work):
         _show(work, console)
-    except KeyboardInterrupt:
-        console.print("[yellow]Interrupted.[/] The same command goes on where this one was.")
+    if work.stopped:
+        kept = " The same command goes on where this one was." if checkpoint.exists() else ""
+        console.print(f"[yellow]Interrupted.[/]{kept}")
         return False
-    copy = work.result()
-    card = describe(work, copy)
-    copy.save(output / "rockmelon.safetensors", card)
-    plot(work.device.cpu(), copy.cpu(), output / "sweeps.png")
+    with console.status("Judging what was learnt"):
+        copy = work.result()
+        card = describe(work, copy)
+        copy.cpu().save(output / "rockmelon.safetensors", card)
+        plot(work.device.cpu(), copy, output / "sweeps.png")
     checkpoint.unlink()
     for name, r2, error in zip(("current", "phase"), card["r2"], card["rms_error"], strict=True):
         console.print(f"{name:>8s}: R² {r2:.4f} on {HELD_OUT:,} readings held out, error {error:.2g} (rms)")
-    console.print(f"Weights with their card in [bold]{output / 'rockmelon.safetensors'}[/], sweeps in sweeps.png.")
+    console.print(f"Weights with their card in {escape(str(output / 'rockmelon.safetensors'))}, sweeps in sweeps.png.")
     return True
+
+
+@contextlib.contextmanager
+def interrupts(work: Pretraining) -> Iterator[None]:
+    """Ctrl-C ends the work after the batch at hand, lest it is counted twice or half; pressed again, at once."""
+
+    def stop(*_: object) -> None:
+        if work.stopped:
+            raise KeyboardInterrupt
+        work.stopped = True
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _show(work: Pretraining, console: Console) -> None:
@@ -216,9 +250,11 @@ def _show(work: Pretraining, console: Console) -> None:
         reading = progress.add_task("reading", total=1.0, note=f"{work.settings.pairs:,} readings of the device")
         for part in work.sample():
             progress.advance(reading, part)
+            if work.stopped:
+                return
         learning = progress.add_task("learning", total=1.0, note="")
         if work.resume():
-            console.print(f"Going on with epoch {work.epoch + 1}, from {work.checkpoint}.")
+            console.print(f"Going on with epoch {work.epoch + 1}, from {escape(str(work.checkpoint))}.")
         for done in work.learn():
             note = f"epoch {work.epoch + 1}" + (f", loss {work.losses[-1]:.2e}" if work.losses else "")
             progress.update(learning, completed=done, note=note)
@@ -239,14 +275,12 @@ def describe(work: Pretraining, copy: Learnt) -> dict[str, Any]:
         "bondgrad": __version__,
         "torch": torch.__version__,
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "gpu": torch.cuda.get_device_name() if work.where.type == "cuda" else None,
+        "gpu": torch.cuda.get_device_name(work.where) if work.where.type == "cuda" else None,
     }
 
 
 def plot(device: QuantumDotArray, copy: Learnt, path: Path) -> None:
     """Sweeps of some gates: the device's readings and the copy's."""
-    from matplotlib.figure import Figure
-
     x = sweeps(device, rows=1, points=201, seed=1)[0]  # [gates, points, gates]
     with torch.no_grad():
         pairs = [box(x.flatten(0, 1)).view(*x.shape[:2], -1) for box in (device, copy)]

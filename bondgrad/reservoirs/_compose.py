@@ -7,15 +7,15 @@ from torch import Tensor
 
 from bondgrad._arguments import positive_float, positive_int
 from bondgrad._random import Generators
-from bondgrad.reservoirs._reservoir import Reservoir
-from bondgrad.structure import Blocks, Structure
+from bondgrad.reservoirs._reservoir import Reservoir, part
+from bondgrad.structure import Blocks
 
 
 class Tile(Reservoir):
     """One reservoir for consecutive groups of inputs, one after the other, as if there were many of it.
 
     Args:
-        box: A reservoir [N, n_in] -> [N, n_out].
+        box: A reservoir [N, n_in] -> [N, n_out], or any module of rows that has `in_features` and `out_features`.
         groups: How often it is used for a row.
 
     Example:
@@ -24,15 +24,18 @@ class Tile(Reservoir):
         torch.Size([3, 120])
     """
 
-    def __init__(self, box: Reservoir, groups: int) -> None:
-        groups = positive_int("groups", groups)
-        super().__init__(groups * box.in_features, groups * box.out_features)
-        self.groups, self.box, self.structure = groups, box, Blocks(box.in_features, box.out_features)
+    def __init__(self, box: Any, groups: int) -> None:  # noqa: ANN401
+        structure = part(box)
+        super().__init__(positive_int("groups", groups) * box.in_features, groups * box.out_features)
+        self.groups, self.box = groups, box
+        self.structure = structure if isinstance(structure, Blocks) else Blocks(box.in_features, box.out_features)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def answer(self, x: Tensor) -> Tensor:
         """[N, groups·n_in] -> [N, groups·n_out]."""
-        y: Tensor = self.box(x.reshape(len(x) * self.groups, -1))
-        return y.view(len(x), -1)
+        rows = x.reshape(len(x) * self.groups, self.box.in_features)
+        one_by_one = len(rows) > 1 and getattr(self.box, "one_at_a_time", False)
+        y: Tensor = torch.cat([self.box(row) for row in torch.split(rows, 1)]) if one_by_one else self.box(rows)
+        return y.view(len(x), self.out_features)
 
     def extra_repr(self) -> str:
         """See `nn.Module`."""
@@ -43,24 +46,27 @@ class Noisy(Reservoir):
     """A reservoir that answers differently each time: the paper's ε(X), uniform on [0, X], on every output.
 
     Args:
-        box: The reservoir.
-        half_width: X.
+        box: A reservoir, or any module that has `in_features` and `out_features`.
+        half_width: X. `BlackBox(noise=b)` means ± b: for that, b is X with `symmetric`, and X / 2 without.
         symmetric: Uniform on [-X, X] instead.
         seed: Of the noise. None: drawn from torch's own random numbers.
     """
 
-    def __init__(self, box: Reservoir, half_width: float, *, symmetric: bool = False, seed: int | None = None) -> None:
+    def __init__(
+        self,
+        box: Any,  # noqa: ANN401
+        half_width: float,
+        *,
+        symmetric: bool = False,
+        seed: int | None = None,
+    ) -> None:
+        structure = part(box, in_time=True)
         super().__init__(box.in_features, box.out_features)
-        self.box, self.symmetric = box, symmetric
+        self.box, self.structure, self.symmetric = box, structure, symmetric
         self.half_width = positive_float("half_width", half_width)
         self.random = Generators(seed)
 
-    @property
-    def structure(self) -> "Structure | str":  # type: ignore[override]
-        """That of the reservoir."""
-        return self.box.structure
-
-    def forward(self, x: Tensor, *state: Tensor) -> Any:  # noqa: ANN401
+    def answer(self, x: Tensor, *state: Tensor) -> Any:  # noqa: ANN401
         """As the reservoir's."""
         answer = self.box(x, *state)
         y, rest = (answer[0], answer[1:]) if isinstance(answer, tuple) else (answer, ())

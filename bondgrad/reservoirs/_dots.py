@@ -7,9 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from bondgrad import _arguments as arguments
-from bondgrad.reservoirs._reservoir import Reservoir
+from bondgrad._arguments import positive_float
+from bondgrad.reservoirs._reservoir import Reservoir, not_negative
 
-CHUNK = 65_536  # rows at a time, of which each takes some ten kilobytes
+MEMORY = 2**31  # bytes, about, that are taken at a time
+ENTRY = 12  # numbers for each entry of a matrix: it is complex, and copied, and the gradient keeps some
 
 
 class QuantumDotArray(Reservoir):
@@ -43,7 +45,8 @@ class QuantumDotArray(Reservoir):
         disorder: Standard deviation of the energies ε.
         temperature: As an energy.
         bias: Between source and drain, as an energy.
-        energies: At how many the averages are taken.
+        energies: At how many the averages are taken. More of them change the readings of the usual nine by a tenth of
+            their deviation or less.
         seed: Of positions and energies: another device of the same make.
 
     Attributes:
@@ -76,27 +79,29 @@ class QuantumDotArray(Reservoir):
         seed: int = 3,
     ) -> None:
         super().__init__(gates, 2)
-        random = torch.Generator().manual_seed(arguments.checked_seed(seed))
-        positions = scattered(dots, random)
-        hops = -hopping * torch.exp((1 - torch.cdist(positions, positions)) / decay)
-        own = disorder * torch.randn(dots, generator=random, dtype=torch.float64)
-        energy, weight = window(temperature, bias, energies)
-        width = positions[:, 0].amax()
-        near = torch.stack((positions[:, 0], width - positions[:, 0]), 1)  # [dots, 2] distance from either end
-        apart = torch.cdist(positions, around(positions, gates))  # [dots, gates]
+        with torch.device("cpu"):
+            random = torch.Generator().manual_seed(arguments.checked_seed(seed))
+            positions = scattered(arguments.positive_int("dots", dots), random)
+            hops = -hopping * torch.exp((1 - torch.cdist(positions, positions)) / positive_float("decay", decay))
+            own = not_negative("disorder", disorder) * torch.randn(dots, generator=random, dtype=torch.float64)
+            energy, weight = window(temperature, bias, energies)
+            width = positions[:, 0].amax()
+            near = torch.stack((positions[:, 0], width - positions[:, 0]), 1)  # [dots, 2] distance from either end
+            apart = torch.cdist(positions, around(positions, gates))  # [dots, gates]
         for name, value in (
             ("positions", positions),
             ("hamiltonian", hops.fill_diagonal_(0) + own.diag()),
             ("lever_arms", 2 * lever_arm / (1 + apart.square())),
-            ("leads", math.sqrt(coupling) * torch.exp(-near)),
+            ("leads", math.sqrt(positive_float("coupling", coupling)) * torch.exp(-near)),
             ("energy", energy),
             ("weight", weight),
         ):
             self.register_buffer(name, value.float())
 
-    def forward(self, x: Tensor) -> Tensor:
+    def answer(self, x: Tensor) -> Tensor:
         """Voltages [N, gates] -> readings [N, 2]: current, and phase."""
-        return torch.cat([self._read(rows) for rows in torch.split(x, CHUNK)])
+        rows = max(1, MEMORY // (ENTRY * len(self.energy) * self.hamiltonian.numel() * x.itemsize))
+        return torch.cat([self._read(some) for some in torch.split(x, rows)])
 
     def scattering(self, x: Tensor, energy: Tensor) -> Tensor:
         """S(E) for voltages [N, gates] and energies [K]: [N, K, 2, 2], complex and unitary, [..., to, from]."""

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bondgrad._arguments import Limits, positive_float
 from bondgrad._random import Generators
-from bondgrad.reservoirs._reservoir import Reservoir
+from bondgrad.reservoirs._reservoir import Reservoir, not_negative, part
 
 
 class Instrument(Reservoir):
@@ -18,16 +19,18 @@ class Instrument(Reservoir):
     the reservoir does.
 
     Args:
-        device: What is measured, such as a `QuantumDotArray`.
-        limits: (low, high): voltages outside are refused. None: all are taken.
+        device: What is measured, such as a `QuantumDotArray`; any module of rows with `in_features`, `out_features`.
+        limits: (low, high), each a number or one for each input: voltages outside are refused. None: all are taken.
         noise: Standard deviation of a reading.
         drift: By how much the voltage that arrives at each input wanders off in one second, as a standard deviation
             that grows with the root of time.
-        hysteresis: How far a voltage must turn back before the device notices.
+        hysteresis: How far what the device notices lags behind. A voltage that turns back has to go twice that far
+            before it is noticed.
         ramp: Volts per second at which voltages change; the input with the longest way decides.
         settle: Seconds to wait after a change.
         integrate: Seconds that one reading takes.
-        one_at_a_time: Refuse calls with more than one row: `evaluator=bondgrad.evaluators.Local(max_rows=1)`.
+        one_at_a_time: Refuse calls with more than one row: `evaluator=bondgrad.evaluators.Local(max_rows=1)`. A `Tile`
+            of it asks for its groups one by one.
         sleep: Really take the time. Otherwise it is only counted, in `seconds`.
         seed: Of noise and drift. None: drawn from torch's own random numbers.
 
@@ -39,16 +42,15 @@ class Instrument(Reservoir):
         (10, 1.21)
     """
 
-    seconds: Tensor  # since it was switched on, float64
     voltage: Tensor  # [d] that was set last
     follows: Tensor  # [d] what the device noticed of it
     offset: Tensor  # [d] how far it has drifted
 
     def __init__(
         self,
-        device: Reservoir,
+        device: Any,  # noqa: ANN401
         *,
-        limits: tuple[float, float] | None = None,
+        limits: tuple[Any, Any] | None = None,
         noise: float = 0.0,
         drift: float = 0.0,
         hysteresis: float = 0.0,
@@ -59,48 +61,53 @@ class Instrument(Reservoir):
         sleep: bool = False,
         seed: int | None = None,
     ) -> None:
+        structure = part(device)
         super().__init__(device.in_features, device.out_features)
-        for name, value in (("noise", noise), ("drift", drift), ("hysteresis", hysteresis), ("settle", settle)):
-            if not 0 <= value < math.inf:
-                raise ValueError(f"{name} must be zero or a positive number, got {value!r}")
-        if not (ramp > 0 and integrate > 0):
-            raise ValueError(f"ramp and integrate must be positive, got {ramp!r} and {integrate!r}")
-        self.device, self.limits = device, limits
-        self.noise, self.drift, self.hysteresis = noise, drift, hysteresis
-        self.ramp, self.settle, self.integrate = ramp, settle, integrate
+        self.device, self.structure = device, structure
+        self.limits = None if limits is None else Limits(limits, self.in_features)
+        self.noise, self.drift = not_negative("noise", noise), not_negative("drift", drift)
+        self.hysteresis, self.settle = not_negative("hysteresis", hysteresis), not_negative("settle", settle)
+        self.ramp = math.inf if ramp == math.inf else positive_float("ramp", ramp)
+        self.integrate = positive_float("integrate", integrate)
         self.one_at_a_time, self.sleep = one_at_a_time, sleep
-        self.readings = 0
+        self.readings, self.seconds = 0, 0.0  # since it was switched on
         self.random = Generators(seed)
-        self.register_buffer("seconds", torch.zeros((), dtype=torch.float64))
         for name in ("voltage", "follows", "offset"):
             self.register_buffer(name, torch.zeros(self.in_features))
 
-    @property
-    def structure(self) -> Any:  # type: ignore[override]  # noqa: ANN401
-        """That of the device."""
-        return self.device.structure
-
-    def forward(self, x: Tensor) -> Tensor:
+    def answer(self, x: Tensor) -> Tensor:
         """Voltages [N, d] -> readings [N, d_out]."""
+        self._refuse(x)
+        if len(x) == 0:
+            return x.new_zeros(0, self.out_features)
+        duration = self._duration(x.detach())  # [N]
+        noticed, offset = self._arriving(x), self._drifted(duration, x)
+        y: Tensor = self.device(noticed + offset)
+        if self.noise:
+            y = y + self.noise * self._normal(y)
+        # Only now, lest a device that fails leaves half of it behind.
+        for state, now in ((self.voltage, x), (self.follows, noticed), (self.offset, offset)):
+            state.copy_(now[-1].detach())
+        seconds = float(duration.sum())
+        self.seconds += seconds
+        self.readings += len(x)
+        if self.sleep:
+            time.sleep(seconds)
+        return y
+
+    def _refuse(self, x: Tensor) -> None:
+        """What an experimenter would regret."""
         if self.one_at_a_time and len(x) > 1:
             raise ValueError(
                 f"this instrument takes one reading at a time, got {len(x)} rows: give BlackBox "
                 "evaluator=bondgrad.evaluators.Local(max_rows=1)"
             )
-        if self.limits is not None and not bool(((x >= self.limits[0]) & (x <= self.limits[1])).all()):
-            raise ValueError(f"voltages must be within {self.limits}: give BlackBox limits={self.limits}")
-        if len(x) == 0:
-            return x.new_zeros(0, self.out_features)
-        duration = self._duration(x.detach())  # [N]
-        y: Tensor = self.device(self._arriving(x) + self._drifted(duration, x))
-        if self.noise:
-            y = y + self.noise * self._normal(y)
-        self.voltage.copy_(x[-1].detach())
-        self.seconds += duration.sum()
-        self.readings += len(x)
-        if self.sleep:
-            time.sleep(float(duration.sum()))
-        return y
+        if not bool(torch.isfinite(x).all()):
+            raise ValueError("voltages must be finite")
+        if self.limits is not None:
+            low, high = self.limits.like(x)
+            if not bool(((x >= low) & (x <= high)).all()):
+                raise ValueError("voltages must be within the limits of the instrument: give BlackBox the same limits")
 
     def _duration(self, x: Tensor) -> Tensor:
         """Seconds [N] that each reading takes."""
@@ -119,28 +126,24 @@ class Instrument(Reservoir):
                 torch.cat((end[:done], torch.clamp(end[before], low[last], high[last]))) for end in (low, high)
             )
             done *= 2
-        noticed = torch.clamp(self.follows.to(x.dtype, copy=True), low, high)
-        self.follows.copy_(noticed[-1].detach())
-        return noticed
+        return torch.clamp(self.follows.to(x.dtype, copy=True), low, high)
 
     def _drifted(self, duration: Tensor, x: Tensor) -> Tensor:
         """How far [N, d] the inputs have drifted at each reading."""
         if not self.drift:
-            return self.offset.to(x.dtype)
+            return self.offset.to(x.dtype).expand(x.shape)
         wander = (self.drift * duration.sqrt()[:, None]).to(x.dtype) * self._normal(x)
-        offset = self.offset.to(x.dtype) + wander.cumsum(0)
-        self.offset.copy_(offset[-1])
-        return offset
+        return self.offset.to(x.dtype) + wander.cumsum(0)
 
     def _normal(self, like: Tensor) -> Tensor:
         generator = self.random.on(like.device)
         return torch.randn(like.shape, generator=generator, dtype=like.dtype, device=like.device)
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Random numbers and readings, for `state_dict`."""
-        return self.random.state() | {"readings": self.readings}
+        """Random numbers, readings and time, for `state_dict`."""
+        return self.random.state() | {"readings": self.readings, "seconds": self.seconds}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """The counterpart of `get_extra_state`."""
         self.random.load(state)
-        self.readings = state["readings"]
+        self.readings, self.seconds = state["readings"], state["seconds"]

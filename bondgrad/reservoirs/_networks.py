@@ -30,9 +30,9 @@ class Fixed(Reservoir):
     def __init__(self, d_in: int, hidden: int, d_out: int, *, seed: int | None = None) -> None:
         super().__init__(d_in, d_out)
         with random_numbers(seed):
-            self.network = ffnn([d_in, hidden, d_out]).requires_grad_(False)
+            self.network = ffnn([d_in, positive_int("hidden", hidden), d_out]).requires_grad_(False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def answer(self, x: Tensor) -> Tensor:
         """[N, d_in] -> [N, d_out]."""
         y: Tensor = self.network(x)
         return y
@@ -52,19 +52,20 @@ class Parallel(Reservoir):
     """
 
     def __init__(self, blocks: int, n_in: int, hidden: int, n_out: int, *, seed: int | None = None) -> None:
-        super().__init__(blocks * n_in, blocks * n_out)
-        self.blocks, self.structure = positive_int("blocks", blocks), Blocks(n_in, n_out)
+        super().__init__(positive_int("blocks", blocks) * n_in, blocks * n_out)
+        self.blocks, self.structure = blocks, Blocks(n_in, n_out)
+        sizes = [n_in, positive_int("hidden", hidden), n_out]
         with random_numbers(seed):
-            networks = [ffnn([n_in, hidden, n_out]) for _ in range(blocks)]  # as `Fixed` draws them
+            networks = [ffnn(sizes) for _ in range(blocks)]  # as `Fixed` draws them
         first, second = ([network[layer] for network in networks] for layer in (0, 2))
         self.weight1, self.bias1 = _stacked(first)
         self.weight2, self.bias2 = _stacked(second)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def answer(self, x: Tensor) -> Tensor:
         """[N, blocks·n_in] -> [N, blocks·n_out]."""
-        by_block = x.view(len(x), self.blocks, -1).transpose(0, 1)
+        by_block = x.view(len(x), self.blocks, self.in_features // self.blocks).transpose(0, 1)
         hidden = torch.tanh(torch.baddbmm(self.bias1, by_block, self.weight1))
-        return torch.baddbmm(self.bias2, hidden, self.weight2).transpose(0, 1).reshape(len(x), -1)
+        return torch.baddbmm(self.bias2, hidden, self.weight2).transpose(0, 1).flatten(1)
 
 
 def _stacked(layers: list[Any]) -> tuple[nn.Parameter, nn.Parameter]:
@@ -108,6 +109,7 @@ class EchoState(Reservoir):
         seed: int | None = None,
     ) -> None:
         super().__init__(d_in, d_out)
+        hidden = positive_int("hidden", hidden)
         self.structure = Sequence(horizon)
         with random_numbers(seed):
             w = torch.rand(hidden, hidden) * 2 - 1
@@ -115,9 +117,9 @@ class EchoState(Reservoir):
             u = torch.randn(d_out, hidden) / math.sqrt(hidden)
         w *= positive_float("spectral_radius", spectral_radius) / torch.linalg.eigvals(w).abs().max()
         self.w, self.v, self.u = (nn.Parameter(weight, requires_grad=False) for weight in (w, v, u))
-        self.register_buffer("start", torch.zeros(1, hidden), persistent=False)
+        self.register_buffer("start", torch.zeros(1, hidden, device=w.device), persistent=False)
 
-    def forward(self, x: Tensor, state: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+    def answer(self, x: Tensor, state: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """[N, T, d_in] -> [N, T, d_out]; given a state [N, hidden], also the one after the last time step."""
         now = self.start.expand(len(x), -1) if state is None else state
         states = []

@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from bondgrad._arguments import positive_int
-from bondgrad.reservoirs._reservoir import Reservoir, random_numbers
+from bondgrad._arguments import positive_float, positive_int
+from bondgrad.reservoirs._reservoir import Reservoir, not_negative, random_numbers
 
 
 class Polynomial(Reservoir):
@@ -25,7 +25,7 @@ class Polynomial(Reservoir):
             weight = torch.randn(positive_int("degree", degree), d_in, d_out) / math.sqrt(d_in)
         self.weight = nn.Parameter(weight, requires_grad=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def answer(self, x: Tensor) -> Tensor:
         """[N, d_in] -> [N, d_out]."""
         y = x.new_zeros(())
         for p, weight in enumerate(self.weight, 1):
@@ -49,10 +49,10 @@ class OrthogonalKernel(Reservoir):
             turns = [torch.linalg.qr(torch.randn(d_in, d_in))[0] for _ in range(-(-d_out // d_in))]
             lengths = torch.randn(d_out, d_in).norm(dim=1)  # as those of independent directions
             phase = 2 * math.pi * torch.rand(d_out)
-        direction = torch.cat(turns)[:d_out] * lengths[:, None] / width
+        direction = torch.cat(turns)[:d_out] * lengths[:, None] / positive_float("width", width)
         self.direction, self.phase = (nn.Parameter(t, requires_grad=False) for t in (direction, phase))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def answer(self, x: Tensor) -> Tensor:
         """[N, d_in] -> [N, d_out]."""
         return math.sqrt(2) * torch.cos(x @ self.direction.T + self.phase)
 
@@ -69,7 +69,7 @@ class HamiltonianEvolution(Reservoir):
         seed: Of couplings and fields. None: from torch's own random numbers.
     """
 
-    evolution: Tensor  # [2ⁿ, 2ⁿ] complex
+    evolution: Tensor  # [2, 2ⁿ, 2ⁿ] its real and its imaginary part
     z: Tensor  # [2ⁿ, n] of each spin in each basis state
 
     def __init__(self, spins: int = 5, *, time: float = 2.0, seed: int | None = None) -> None:
@@ -77,22 +77,23 @@ class HamiltonianEvolution(Reservoir):
         n = positive_int("spins", spins)
         with random_numbers(seed):
             coupling, field = torch.randn(n, n).triu(1).double(), torch.rand(n).double() + 0.5
-        states = torch.arange(2**n)
-        bits = states[:, None] >> torch.arange(n - 1, -1, -1) & 1  # [2ⁿ, n] the first spin is the highest bit
+        states = torch.arange(2**n, device=field.device)
+        bits = states[:, None] >> torch.arange(n).to(states).flip(0) & 1  # [2ⁿ, n] the first spin is the highest bit
         z = 1.0 - 2.0 * bits.double()
         h = torch.einsum("si,ij,sj->s", z, coupling, z).diag()
         for i in range(n):
             h[states, states ^ (1 << (n - 1 - i))] += field[i]
-        self.register_buffer("evolution", torch.linalg.matrix_exp(-1j * time * h).to(torch.complex64))
+        evolution = torch.linalg.matrix_exp(-1j * not_negative("time", time) * h)
+        self.register_buffer("evolution", torch.stack((evolution.real, evolution.imag)).float())
         self.register_buffer("z", z.float())
 
-    def forward(self, x: Tensor) -> Tensor:
+    def answer(self, x: Tensor) -> Tensor:
         """[N, spins] -> [N, spins]."""
         state = x.new_ones(len(x), 1)
         for spin in torch.stack((torch.cos(x / 2), torch.sin(x / 2)), 2).unbind(1):  # [N, 2]
             state = (state[:, :, None] * spin[:, None]).flatten(1)
-        after = state @ self.evolution.real.T, state @ self.evolution.imag.T
-        return (after[0].square() + after[1].square()) @ self.z
+        after = state @ self.evolution.mT  # [2, N, 2ⁿ]
+        return after.square().sum(0) @ self.z
 
 
 class SpringChain(Reservoir):
@@ -109,9 +110,10 @@ class SpringChain(Reservoir):
 
     def __init__(self, masses: int = 5, *, stiffening: float = 0.5, time: float = 4.0, dt: float = 0.05) -> None:
         super().__init__(masses, masses)
-        self.stiffening, self.dt, self.steps = stiffening, dt, max(1, round(time / dt))
+        self.stiffening, self.dt = not_negative("stiffening", stiffening), positive_float("dt", dt)
+        self.steps = max(1, round(positive_float("time", time) / dt))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def answer(self, x: Tensor) -> Tensor:
         """[N, masses] -> [N, masses]."""
         return self.evolve(x)[0]
 

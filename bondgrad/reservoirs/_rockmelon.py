@@ -49,13 +49,14 @@ class Learnt(Reservoir):
         with random_numbers(seed):
             self.network = ffnn(SIZES).requires_grad_(False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def answer(self, x: Tensor) -> Tensor:
         """Voltages [N, 10] -> readings [N, 2]."""
         y: Tensor = self.network(x)
         return y
 
     def save(self, path: Path, card: dict[str, Any]) -> None:
         """The weights, and how they were made."""
+        _need_safetensors()
         from safetensors.torch import save_file
 
         weights = {name: t.detach().cpu().contiguous() for name, t in self.network.state_dict().items()}
@@ -63,11 +64,17 @@ class Learnt(Reservoir):
 
     def load(self, path: Path) -> dict[str, Any]:
         """Take over weights from a file, and return its card."""
-        try:
-            from safetensors import safe_open
-        except ImportError as error:
-            raise ImportError("the weights of Rockmelon are read by safetensors: pip install safetensors") from error
+        _need_safetensors()
+        from safetensors import safe_open
+
         with safe_open(path, "pt") as file:
             self.network.load_state_dict({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
             card: dict[str, Any] = json.loads((file.metadata() or {}).get("card", "{}"))
         return card
+
+
+def _need_safetensors() -> None:
+    try:
+        import safetensors  # noqa: F401
+    except ImportError as error:
+        raise ImportError("the weights of Rockmelon are files of safetensors: pip install safetensors") from error
