@@ -129,6 +129,7 @@ def main() -> None:
     """All runs, those that take longest first."""
     boxes = [name for name in sys.argv[1:] if name not in METHODS] or [*TUNED, *UNSEEN, *SCALES, *WEAK]
     methods = [name for name in sys.argv[1:] if name in METHODS] or METHODS
+    del sys.argv[1:]  # together with what was measured before, the result is that of the command without arguments
     runs = [
         (name, noise, seed, method)
         for name in sorted(boxes, key=lambda name: "50" not in name)

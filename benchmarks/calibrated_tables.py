@@ -7,7 +7,7 @@ from typing import Any
 from calibrated_boxes import SCALES, TUNED, UNSEEN, WEAK
 from markdown import load, source, source_cpu, table
 
-METHODS = {"calibrated": "Calibrated", "bond, told": "Bond, told", "bond": "Bond"}
+METHODS = {"calibrated": "Calibrated", "bond, told": "Bond, told", "bond, auto": "Bond, auto", "bond": "Bond"}
 
 
 def _results(boxes: Sequence[str]) -> list[list[dict[str, Any]]]:
