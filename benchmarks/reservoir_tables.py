@@ -42,7 +42,7 @@ def reservoirs() -> str:
                     f"{found['ms']:.1f} / {found['exact_ms']:.1f}",
                 ]
             )
-        headings = ["", "inputs", "declares", "right signs, %", "evaluations a row", "ms, exact"]
+        headings = ["", "inputs", "declares", "right signs, %", "evaluations a row", "ms / exact gradient"]
         parts += [table(headings, rows), source(result)]
     return "\n\n".join(parts)
 
