@@ -38,7 +38,16 @@ def test_examples(path):
     assert last < first / 3  # each of them learns
 
 
+def headings(document):
+    """As links name them."""
+    titles = re.findall(r"^#+ (.*)$", document.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
 def test_links_lead_somewhere():
     for document in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")):
-        for target in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
-            assert target.startswith("https://") or (document.parent / target).exists(), f"{document.name}: {target}"
+        for target in re.findall(r"\]\(([^)]+)\)", document.read_text()):
+            path, _, heading = target.partition("#")
+            there = document.parent / path if path else document
+            assert target.startswith("https://") or there.exists(), f"{document.name}: {target}"
+            assert not heading or heading in headings(there), f"{document.name}: {target}"
