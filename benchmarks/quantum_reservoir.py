@@ -67,7 +67,7 @@ def train(method: str, seed: int, epochs: int) -> dict[str, Any]:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-    spent, hours = bench.readings, float(bench.seconds) / 3600
+    spent, hours = bench.readings, bench.seconds / 3600
     with torch.no_grad():
         test_loss = float(nn.functional.huber_loss(model.eval()(x_test), y_test))
     return {

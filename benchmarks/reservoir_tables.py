@@ -1,11 +1,10 @@
 """What was measured about reservoirs, as tables."""
 
-import json
 import statistics
-from typing import Any
 
-from markdown import ROOT, load, source, spread, table
-from safetensors import safe_open
+from markdown import load, source, spread, table
+
+from bondgrad.reservoirs import Rockmelon
 
 METHODS = {
     "no reservoir": "no reservoir",
@@ -59,7 +58,7 @@ def readings() -> str:
 
 def card() -> str:
     """Of the weights that are shipped."""
-    found = shipped_card()
+    found = Rockmelon(1).card
     rows = [
         [name, f"{r2:.4f}", f"{error:.4f}", f"{deviation:.3f}", f"{extrema:.1f}"]
         for name, r2, error, deviation, extrema in zip(
@@ -78,12 +77,6 @@ def card() -> str:
         f"{found['seconds']:.0f} s; judged by {found['held_out']:,} readings held out. `bondgrad pretrain rockmelon`, "
         f"bondgrad {found['bondgrad']}, torch {found['torch']}, {found['gpu'] or found['machine']}."
     )
-
-
-def shipped_card() -> dict[str, Any]:
-    """What is written in the file of weights."""
-    with safe_open(ROOT / "bondgrad" / "reservoirs" / "rockmelon.safetensors", "pt") as file:
-        return json.loads(file.metadata()["card"])
 
 
 def in_the_loop() -> str:

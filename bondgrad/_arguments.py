@@ -37,13 +37,24 @@ def _whole(value: Any) -> int:  # noqa: ANN401
 
 def positive_float(name: str, value: Any) -> float:  # noqa: ANN401
     """The value as a float, if it is a positive finite number."""
-    try:
-        number = math.nan if isinstance(value, (bool, str)) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not (number > 0 and math.isfinite(number)):
+    if not 0 < (number := _number(value)) < math.inf:
         raise ValueError(f"{name} must be a positive finite number, got {value!r}")
     return number
+
+
+def not_negative(name: str, value: Any) -> float:  # noqa: ANN401
+    """The value as a float, if it is a finite number of at least zero."""
+    if not 0 <= (number := _number(value)) < math.inf:
+        raise ValueError(f"{name} must be zero or a positive finite number, got {value!r}")
+    return number
+
+
+def _number(value: Any) -> float:  # noqa: ANN401
+    """The value as a float, of whichever library; NaN if it is not a number."""
+    try:
+        return math.nan if isinstance(value, (bool, str)) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
 
 
 def checked_noise(value: Any) -> float | str | None:  # noqa: ANN401

@@ -106,7 +106,7 @@ class GraphedStep(Generic[T]):
         generators = [g for random in _random_numbers(self.modules) for g in random.generators("cuda")]
         return [
             *[box.version for box in self.boxes],
-            *map(id, generators),  # there are others after `load_state_dict`
+            *generators,  # by identity: there are others after `load_state_dict`
             *[module.training for module in self.modules],
             *[(_address(t), t.requires_grad) for t in (*parameters, *buffers)],
             *[_address(t) for values in states for t in tree_leaves(list(values)) if isinstance(t, Tensor)],

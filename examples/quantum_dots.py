@@ -27,7 +27,7 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         if step % 50 == 0:
-            hours = float(bench.seconds) / 3600
+            hours = bench.seconds / 3600
             print(f"step {step:3d}: loss {loss.item():.3f}; {bench.readings} readings, {hours:.2f} hours on the bench")
 
 

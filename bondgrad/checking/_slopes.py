@@ -173,7 +173,7 @@ class Slopes:
         """
         r, k = longest.shape
         result = []
-        for some in portions(copies, max(1, AT_ONCE // (6 * r))):
+        for some in portions(copies, AT_ONCE // (6 * r)):
             base = self.loss(self.x[:, None].expand(-1, some, -1))[:, None, :, None]  # [r, 1, copies, 1]
             drawn = torch.rand(r, k, some, 1, generator=generator, dtype=torch.float64).to(longest.device)
             t = longest[..., None, None] * (1 - JITTER * drawn)

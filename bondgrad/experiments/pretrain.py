@@ -63,7 +63,6 @@ class Pretraining:
         fast = where.type == "cuda"
         self.optimizer = torch.optim.Adam(self.copy.parameters(), lr=settings.rate, capturable=fast, fused=fast)
         self.graphed = GraphedStep(self._step, self.copy, self.optimizer)
-        self.random = torch.Generator().manual_seed(settings.seed)
         self.epoch = self.batch = 0  # that come next
         self.seconds = 0.0  # of learning
         self.losses: list[float] = []  # of each epoch
@@ -74,7 +73,8 @@ class Pretraining:
         """Take readings; yields how much of it is done. What is held out comes last."""
         n = self.settings.pairs + HELD_OUT
         low, high = self.device.limits
-        x = torch.rand(n, self.device.in_features, generator=self.random) * (high - low) + low
+        random = torch.Generator().manual_seed(self.settings.seed)
+        x = torch.rand(n, self.device.in_features, generator=random) * (high - low) + low
         parts = []
         for rows in torch.split(x, AT_ONCE):
             with torch.no_grad():

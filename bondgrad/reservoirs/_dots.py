@@ -6,9 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bondgrad import _arguments as arguments
-from bondgrad._arguments import positive_float
-from bondgrad.reservoirs._reservoir import Reservoir, not_negative
+from bondgrad._arguments import checked_seed, not_negative, positive_float, positive_int
+from bondgrad.reservoirs._reservoir import Reservoir
 
 MEMORY = 2**31  # bytes, about, that are taken at a time
 ENTRY = 12  # numbers for each entry of a matrix: it is complex, and copied, and the gradient keeps some
@@ -80,8 +79,8 @@ class QuantumDotArray(Reservoir):
     ) -> None:
         super().__init__(gates, 2)
         with torch.device("cpu"):
-            random = torch.Generator().manual_seed(arguments.checked_seed(seed))
-            positions = scattered(arguments.positive_int("dots", dots), random)
+            random = torch.Generator().manual_seed(checked_seed(seed))
+            positions = scattered(positive_int("dots", dots), random)
             hops = -hopping * torch.exp((1 - torch.cdist(positions, positions)) / positive_float("decay", decay))
             own = not_negative("disorder", disorder) * torch.randn(dots, generator=random, dtype=torch.float64)
             energy, weight = window(temperature, bias, energies)
@@ -148,10 +147,10 @@ def window(temperature: float, bias: float, n: int) -> tuple[Tensor, Tensor]:
 
     By Gauss and Legendre, over the share of electrons below each energy.
     """
-    temperature, bias = (arguments.positive_float(*given) for given in (("temperature", temperature), ("bias", bias)))
+    temperature, bias = positive_float("temperature", temperature), positive_float("bias", bias)
     most = bias / 2 + 40 * temperature
     grid = torch.linspace(-most, most, 100_001, dtype=torch.float64)
     upper, lower = (nn.functional.softplus((grid + side * bias / 2) / temperature) for side in (1, -1))
     below = (upper - lower) * temperature / bias
-    nodes, weights = np.polynomial.legendre.leggauss(arguments.positive_int("energies", n))
+    nodes, weights = np.polynomial.legendre.leggauss(positive_int("energies", n))
     return grid[torch.searchsorted(below, torch.from_numpy((nodes + 1) / 2))], torch.from_numpy(weights / 2)

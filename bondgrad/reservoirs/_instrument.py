@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bondgrad._arguments import Limits, positive_float
+from bondgrad._arguments import Limits, not_negative, positive_float
 from bondgrad._random import Generators
-from bondgrad.reservoirs._reservoir import Reservoir, not_negative, part
+from bondgrad.reservoirs._reservoir import Reservoir, part
 
 
 class Instrument(Reservoir):
@@ -38,7 +38,7 @@ class Instrument(Reservoir):
         >>> from bondgrad.reservoirs import QuantumDotArray
         >>> bench = Instrument(QuantumDotArray(), limits=(-3, 3), noise=0.01, ramp=10.0, settle=0.02, seed=0)
         >>> y = bench(torch.eye(10))
-        >>> bench.readings, round(float(bench.seconds), 2)
+        >>> bench.readings, round(bench.seconds, 2)
         (10, 1.21)
     """
 

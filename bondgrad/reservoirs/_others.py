@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from bondgrad._arguments import positive_float, positive_int
-from bondgrad.reservoirs._reservoir import Reservoir, not_negative, random_numbers
+from bondgrad._arguments import not_negative, positive_float, positive_int
+from bondgrad.reservoirs._reservoir import Reservoir, random_numbers
 
 
 class Polynomial(Reservoir):
@@ -74,7 +74,7 @@ class HamiltonianEvolution(Reservoir):
 
     def __init__(self, spins: int = 5, *, time: float = 2.0, seed: int | None = None) -> None:
         super().__init__(spins, spins)
-        n = positive_int("spins", spins)
+        n = self.in_features
         with random_numbers(seed):
             coupling, field = torch.randn(n, n).triu(1).double(), torch.rand(n).double() + 0.5
         states = torch.arange(2**n, device=field.device)

@@ -1,7 +1,6 @@
 """What all reservoirs have in common."""
 
 import contextlib
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
@@ -53,13 +52,6 @@ def part(box: nn.Module, in_time: bool = False) -> "Structure | str":
     box.requires_grad_(False)
     result: Structure | str = structure
     return result
-
-
-def not_negative(name: str, value: float) -> float:
-    """The value, if it is a finite number of at least zero."""
-    if not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-        raise ValueError(f"{name} must be zero or a positive finite number, got {value!r}")
-    return value
 
 
 @contextlib.contextmanager
