@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 try:
     import typer
@@ -10,6 +10,9 @@ except ImportError:  # an installation without the tools
     sys.exit("The command line needs a few more packages: pip install 'bondgrad[cli]'")
 
 from bondgrad._version import __version__
+
+if TYPE_CHECKING:
+    import torch
 
 main = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Train networks through functions without gradient."
@@ -20,6 +23,17 @@ def _print_version(wanted: bool) -> None:
     if wanted:
         typer.echo(__version__)
         raise typer.Exit
+
+
+def _device(name: str) -> "torch.device":
+    """The one asked for; if none is, the fastest."""
+    import torch
+
+    there = {"cpu": True, "cuda": torch.cuda.is_available()}
+    name = name or ("cuda" if there["cuda"] else "cpu")
+    if not there.get(name.partition(":")[0]):
+        raise typer.BadParameter(f"there is no {name!r} here: take cpu or cuda", param_hint="--device")
+    return torch.device(name)
 
 
 @main.callback()
@@ -96,18 +110,122 @@ def pretrain(
     """Learn a smooth copy of a quantum-dot device, as the paper's Rockmelon. Interrupted, it goes on where it was."""
     if what != "rockmelon":
         raise typer.BadParameter(f"there is only rockmelon to pretrain, not {what!r}")
-    import torch
     from rich.console import Console
 
     from bondgrad.experiments.pretrain import Settings, pretrain_command
 
-    there = {"cpu": True, "cuda": torch.cuda.is_available()}
-    device = device or ("cuda" if there["cuda"] else "cpu")
-    if not there.get(device.partition(":")[0]):
-        raise typer.BadParameter(f"there is no {device!r} here: take cpu or cuda", param_hint="--device")
+    where = _device(device)
     try:
-        done = pretrain_command(Settings(pairs, epochs, seed=seed), output, torch.device(device), Console())
+        done = pretrain_command(Settings(pairs, epochs, seed=seed), output, where, Console())
     except ValueError as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(2) from error
+    if not done:
+        raise typer.Exit(130)
+
+
+Data = Annotated[Path, typer.Option(envvar="BONDGRAD_DATA", help="Folder of Fashion-MNIST and CIFAR, if needed.")]
+Output = Annotated[Path | None, typer.Option(file_okay=False, help="Folder for the results.")]
+Only = Annotated[list[str] | None, typer.Option(help="Runs by name, * for anything; may be repeated.")]
+Seeds = Annotated[list[int] | None, typer.Option("--seed", help="Instead of the file's; may be repeated.")]
+Epochs = Annotated[int | None, typer.Option(min=1, help="Instead of the file's.")]
+Steps = Annotated[int | None, typer.Option(min=1, help="Cut every epoch to so many steps.")]
+Every = Annotated[int | None, typer.Option(min=0, help="Steps between looks at the exact gradient; 0: never.")]
+Half = Annotated[bool, typer.Option("--bfloat16", help="Networks in bfloat16; boxes stay in float32.")]
+Eager = Annotated[bool, typer.Option("--eager", help="No CUDA graphs.")]
+Where = Annotated[str, typer.Option(help="cpu or cuda.", show_default="cuda, if there is one")]
+AtOnce = Annotated[int, typer.Option(min=1, help="Runs that go on at the same time.")]
+Board = Annotated[bool, typer.Option("--tensorboard", help="Write event files as well.")]
+
+
+@main.command()
+def run(
+    file: Annotated[Path, typer.Argument(metavar="CONFIG.yaml", exists=True, dir_okay=False, help="The experiment.")],
+    output: Output = None,
+    only: Only = None,
+    seed: Seeds = None,
+    epochs: Epochs = None,
+    steps: Steps = None,
+    measure_every: Every = None,
+    bfloat16: Half = False,
+    eager: Eager = False,
+    data: Data = Path("data"),
+    device: Where = "",
+    side_by_side: AtOnce = 8,
+    tensorboard: Board = False,
+) -> None:
+    """Train what a file says. Interrupted or killed, the same command goes on where it was."""
+    settings = {"epochs": epochs, "steps": steps, "measure_every": measure_every, "at_once": side_by_side}
+    switches = {"precision": "bfloat16" if bfloat16 else None, "graph": False if eager else None}
+    _experiment(file, output, only, seed, data, device, tensorboard, settings | switches)
+
+
+@main.command()
+def reproduce(
+    name: Annotated[str | None, typer.Argument(help="Of a result of the paper: see --list.")] = None,
+    all_of_them: Annotated[bool, typer.Option("--list", help="Show all, with what they cost.")] = False,
+    output: Output = None,
+    only: Only = None,
+    seed: Seeds = None,
+    epochs: Epochs = None,
+    steps: Steps = None,
+    measure_every: Every = None,
+    bfloat16: Half = False,
+    eager: Eager = False,
+    data: Data = Path("data"),
+    device: Where = "",
+    side_by_side: AtOnce = 8,
+    tensorboard: Board = False,
+) -> None:
+    """Run one of the paper's results, and put ours beside the paper's."""
+    from rich.console import Console
+
+    from bondgrad.experiments import config
+    from bondgrad.experiments.reproduce import overview
+
+    if all_of_them or name is None:
+        Console().print(overview())
+        return
+    if name not in config.names():
+        raise typer.BadParameter(f"{name!r} is not one of {', '.join(config.names())}", param_hint="NAME")
+    settings = {"epochs": epochs, "steps": steps, "measure_every": measure_every, "at_once": side_by_side}
+    switches = {"precision": "bfloat16" if bfloat16 else None, "graph": False if eager else None}
+    _experiment(config.PAPER / f"{name}.yaml", output, only, seed, data, device, tensorboard, settings | switches)
+
+
+def _experiment(
+    file: Path,
+    output: Path | None,
+    only: list[str] | None,
+    seeds: list[int] | None,
+    pictures: Path,
+    device: str,
+    tensorboard: bool,
+    settings: dict[str, Any],
+) -> None:
+    """What `run` and `reproduce` have in common."""
+    import shlex
+
+    from rich.console import Console
+
+    from bondgrad.experiments import config
+    from bondgrad.experiments.reproduce import Options, run_experiment
+
+    where = _device(device)
+    try:
+        experiment = config.load(file)
+        options = Options(
+            output or Path("results") / experiment.name,
+            pictures,
+            where,
+            shlex.join(["bondgrad", *sys.argv[1:]]),
+            tuple(only or ()),
+            tuple(seeds or ()),
+            tensorboard=tensorboard,
+            **settings,
+        )
+        done = run_experiment(experiment, options, Console())
+    except (ValueError, FileNotFoundError, FloatingPointError) as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(2) from error
     if not done:

@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 
 from bondgrad.cli import main
 from bondgrad.experiments import pretrain
-from bondgrad.experiments.pretrain import Pretraining, Readings, Settings, extrema, interrupts, quality, sweeps
+from bondgrad.experiments.interrupt import interrupts
+from bondgrad.experiments.pretrain import Pretraining, Readings, Settings, extrema, quality, sweeps
 from bondgrad.reservoirs import QuantumDotArray, Rockmelon
 from tests.helpers import same_state
 

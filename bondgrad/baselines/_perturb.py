@@ -1,6 +1,5 @@
 """What the baselines share: moving parameters, asking for the loss, and putting everything back."""
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
@@ -48,7 +47,8 @@ def fill_simultaneously(params: list[Tensor], closure: Closure, n: int, draw: Ca
     """
     # Summed in single precision at least: in bf16 a sum of hundreds stalls.
     total = [torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32)) for p in params]
-    used = 0
+    used = torch.zeros((), device=params[0].device)  # there, as all that follows, so that a CUDA graph can do it too
+    fine = torch.float32 if used.device.type == "mps" else torch.float64  # which has no other
     with restored(params) as originals:
         for _ in range(n):
             spans, losses = [], []
@@ -57,13 +57,12 @@ def fill_simultaneously(params: list[Tensor], closure: Closure, n: int, draw: Ca
                 for p, original, delta in zip(params, originals, deltas, strict=True):
                     torch.add(original, delta, alpha=sign, out=p)
                 spans.append([p.clone() for p in params])
-                losses.append(float(closure()))
+                losses.append(torch.as_tensor(closure(), dtype=fine, device=used.device))
             difference = losses[0] - losses[1]
-            if not math.isfinite(difference):
-                continue
-            used += 1
+            finite = torch.isfinite(difference)
+            used += finite
             for g, plus, minus in zip(total, *spans, strict=True):
                 span = (plus - minus).to(g.dtype)  # what rounding left of 2Δ
-                g += torch.where(span == 0, 0, difference / span)
+                g += torch.where((span == 0) | ~finite, 0, difference.to(g) / span)
     for p, g in zip(params, total, strict=True):
-        p.grad = (g / max(used, 1)).to(p.dtype)
+        p.grad = (g / used.clamp(min=1).to(g)).to(p.dtype)

@@ -34,7 +34,7 @@ class PGT:
         self.mu = positive_float("mu", mu)
         self.r = r
         self.n = positive_int("n", n)
-        self._random = Generators(seed)
+        self.random = Generators(seed)
 
     def estimate(self, closure: Closure) -> None:
         """Overwrite every parameter's `.grad`; the parameters are put back as they were.
@@ -46,6 +46,6 @@ class PGT:
         fill_simultaneously(self.params, closure, self.n, self._draw)
 
     def _draw(self, p: Tensor) -> Tensor:
-        generator = self._random.on(p.device)
+        generator = self.random.on(p.device)
         size = self.mu * (1 + self.r * torch.empty_like(p).uniform_(-1, 1, generator=generator))
         return torch.copysign(size, torch.empty_like(p).uniform_(-1, 1, generator=generator))

@@ -36,7 +36,7 @@ class SPSA:
         self.params = checked_parameters(params)
         self.mu = positive_float("mu", mu)
         self.n = positive_int("n", n)
-        self._random = Generators(seed)
+        self.random = Generators(seed)
 
     def estimate(self, closure: Closure) -> None:
         """Overwrite every parameter's `.grad`; the parameters are put back as they were.
@@ -48,5 +48,5 @@ class SPSA:
         fill_simultaneously(self.params, closure, self.n, self._draw)
 
     def _draw(self, p: Tensor) -> Tensor:
-        u = torch.empty_like(p).uniform_(-1, 1, generator=self._random.on(p.device))
+        u = torch.empty_like(p).uniform_(-1, 1, generator=self.random.on(p.device))
         return torch.copysign(torch.full_like(p, self.mu), u)

@@ -1,9 +1,7 @@
 """Learning what a quantum-dot device does: `bondgrad pretrain rockmelon`."""
 
-import contextlib
 import os
 import platform
-import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from torch import Tensor, nn
 
 from bondgrad._version import __version__
+from bondgrad.experiments.interrupt import interrupts
 from bondgrad.graphs import GraphedStep
 from bondgrad.reservoirs import QuantumDotArray
 from bondgrad.reservoirs._rockmelon import Learnt
@@ -225,22 +224,6 @@ def pretrain_command(settings: Settings, output: Path, where: torch.device, cons
         console.print(f"{name:>8s}: R² {r2:.4f} on {HELD_OUT:,} readings held out, error {error:.2g} (rms)")
     console.print(f"Weights with their card in {escape(str(output / 'rockmelon.safetensors'))}, sweeps in sweeps.png.")
     return True
-
-
-@contextlib.contextmanager
-def interrupts(work: Pretraining) -> Iterator[None]:
-    """Ctrl-C ends the work after the batch at hand, lest it is counted twice or half; pressed again, at once."""
-
-    def stop(*_: object) -> None:
-        if work.stopped:
-            raise KeyboardInterrupt
-        work.stopped = True
-
-    before = signal.signal(signal.SIGINT, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _show(work: Pretraining, console: Console) -> None:

@@ -1,0 +1,248 @@
+"""Experiments as files: what is trained, in which ways, and what the paper says of it."""
+
+import itertools
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, fields, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+PAPER = Path(__file__).parent / "paper"
+METHODS = ("AD", "BOND", "BONDS", "forward", "SPSA")
+LOSSES = ("huber", "cross_entropy")
+PRECISIONS = ("float32", "bfloat16")
+SHOWN = ("title", "says", "notes", "paper", "tables", "figures")  # for the report; nothing here looks at them
+Part = dict[str, Any]  # {kind: ..., and its arguments}
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """How the read-in gets its gradient.
+
+    Attributes:
+        method: One of `METHODS`. "forward" is BOND with forward differences.
+        policy: {kind: bond | gaussian | fixed | calibrated, and its arguments}.
+        noise: Half-width of the box's noise, as BOND is told; None: rounding only; "auto": measured.
+        normalize_rows: Scale each row of the estimate to norm 1.
+        n: Perturbations, for BONDS and SPSA.
+        mu: Size of SPSA's perturbations.
+        graphs: 1: one computational graph from data to loss; 2: one for the read-in, and one from the box on.
+    """
+
+    method: str = "BOND"
+    policy: Part = field(default_factory=lambda: {"kind": "bond"})
+    noise: float | str | None = None
+    normalize_rows: bool = False
+    n: int = 1
+    mu: float = 1e-3
+    graphs: int = 1
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Factors of the learning rate: each holds up to a part of the epochs, the last one from there on.
+
+    As the paper writes them, the first ends before its part of the epochs and the others end with it.
+    """
+
+    until: tuple[float, ...] = ()
+    factors: tuple[float, ...] = (1.0,)
+
+    def __call__(self, epoch: int, epochs: int) -> float:
+        """The factor for an epoch, the first being 0."""
+        for i, (until, factor) in enumerate(zip(self.until, self.factors, strict=False)):
+            if epoch < until * epochs or (i > 0 and epoch == until * epochs):
+                return factor
+        return self.factors[-1]
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """Adam or SGD, with rates for the networks before and behind the box."""
+
+    kind: str = "adam"
+    rate: float = 1e-3
+    read_out_rate: float | None = None  # None: the same
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All that decides how one run goes, but for the seed."""
+
+    run: str  # its name
+    data: str
+    loss: str
+    batch: int
+    epochs: int
+    read_in: Part
+    read_out: Part
+    box: Part | None = None
+    gradient: Gradient = field(default_factory=Gradient)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    schedule: Schedule = field(default_factory=Schedule)
+    steps: int | None = None  # of an epoch; None: until the data are used up
+    measure_every: int = 1  # steps between looks at the exact gradient; 0: never
+    precision: str = "float32"  # of the networks; the box always has float32
+    graph: bool = True  # capture steps where there is a GPU
+    augment: bool = True  # training pictures: flips and crops
+    at: dict[str, float] = field(default_factory=dict)  # place in a grid
+
+    def __post_init__(self) -> None:
+        """Refuse what would only show after hours."""
+        _one_of("method", self.gradient.method, METHODS)
+        _one_of("loss", self.loss, LOSSES)
+        _one_of("precision", self.precision, PRECISIONS)
+        _one_of("optimizer", self.optimizer.kind, ("adam", "sgd"))
+        for name in ("batch", "epochs"):
+            if not (isinstance(value := getattr(self, name), int) and value > 0):
+                raise ValueError(f"{name} must be a positive whole number, got {value!r}")
+        if len(self.schedule.factors) != len(self.schedule.until) + 1:
+            raise ValueError(f"a schedule has one factor more than parts, got {self.schedule}")
+        if self.box is None and self.gradient.method != "AD":
+            raise ValueError(
+                f"{self.run}: without a box there is nothing for {self.gradient.method} to do, only for AD"
+            )
+        if self.gradient.graphs not in (1, 2):
+            raise ValueError(f"graphs must be 1 or 2, got {self.gradient.graphs!r}")
+
+    def as_dict(self) -> dict[str, Any]:
+        """For a file."""
+        plain: dict[str, Any] = _plain(asdict(self))
+        return plain
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A set of runs, and what is to be shown of them."""
+
+    name: str
+    runs: tuple[Settings, ...]
+    seeds: tuple[int, ...]
+    shown: dict[str, Any]
+    sweep: Part | None = None  # of a device: no training at all
+
+    def only(self, names: Iterable[str]) -> "Experiment":
+        """Those runs; a name may have * for anything."""
+        patterns = list(names)
+        for pattern in patterns:
+            if not any(fnmatchcase(run.run, pattern) for run in self.runs):
+                raise ValueError(f"no run is called {pattern!r}; there are {', '.join(r.run for r in self.runs)}")
+        kept = tuple(run for run in self.runs if any(fnmatchcase(run.run, pattern) for pattern in patterns))
+        return replace(self, runs=kept)
+
+    def changed(self, seeds: Iterable[int] = (), **settings: Any) -> "Experiment":  # noqa: ANN401
+        """With other seeds or settings, where they are given."""
+        given = {name: value for name, value in settings.items() if value is not None}
+        return replace(self, runs=tuple(replace(run, **given) for run in self.runs), seeds=tuple(seeds) or self.seeds)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For a file: everything resolved."""
+        runs = {run.run: {k: v for k, v in run.as_dict().items() if k != "run"} for run in self.runs}
+        rest = {"sweep": self.sweep} if self.sweep else {}
+        return {"name": self.name, **self.shown, "seeds": list(self.seeds), **rest, "runs": runs}
+
+
+def names() -> list[str]:
+    """Of the paper's results."""
+    return sorted(path.stem for path in PAPER.glob("*.yaml"))
+
+
+def load(path: Path) -> Experiment:
+    """An experiment from its file."""
+    try:
+        document = yaml.load(path.read_text(), Loader=_Loader)
+    except (OSError, yaml.YAMLError) as error:
+        raise ValueError(f"{path} could not be read: {error}") from error
+    if not isinstance(document, dict):
+        raise ValueError(f"{path} must be a mapping, such as those of `bondgrad reproduce --list`")
+    if "same_runs_as" in document:  # a figure and a table may come from the same runs
+        return load(path.with_name(f"{document['same_runs_as']}.yaml"))
+    try:
+        return _experiment(document, path.stem)
+    except (TypeError, ValueError, KeyError) as error:
+        raise ValueError(f"{path.name}: {error}") from error
+
+
+def _experiment(document: dict[str, Any], name: str) -> Experiment:
+    shown = {key: document.pop(key) for key in SHOWN if key in document}
+    name, seeds = document.pop("name", name), tuple(document.pop("seeds", (42,)))
+    sweep, listed, grid = document.pop("sweep", None), document.pop("runs", {}) or {}, document.pop("grid", [])
+    named = [(run, override or {}) for run, override in listed.items()]
+    named += [pair for block in grid for pair in _grid(block)]
+    if not named and not sweep:
+        raise ValueError("there are no runs")
+    runs = tuple(_settings(run, _merged(document, override)) for run, override in named)
+    return Experiment(name, runs, seeds, shown, sweep)
+
+
+def _grid(block: dict[str, Any]) -> Iterable[tuple[str, dict[str, Any]]]:
+    """One run for each combination of the values of `axes`; $NAME stands for a value."""
+    axes = block["axes"]
+    for values in itertools.product(*axes.values()):
+        at = dict(zip(axes, values, strict=True))
+        yield block["name"].format(**at), _filled(block["run"], at) | {"at": at}
+
+
+def _filled(value: Any, at: dict[str, Any]) -> Any:  # noqa: ANN401
+    if isinstance(value, dict):
+        return {key: _filled(item, at) for key, item in value.items()}
+    return at[value[1:]] if isinstance(value, str) and value.startswith("$") else value
+
+
+def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """`over` on top of `base`, part by part; a part of another kind takes the place of the old one."""
+    result = dict(base)
+    for key, value in over.items():
+        old = result.get(key)
+        same = isinstance(old, dict) and isinstance(value, dict) and value.get("kind") in (None, old.get("kind"))
+        result[key] = _merged(old, value) if same and old is not None else value
+    return result
+
+
+def _settings(run: str, values: dict[str, Any]) -> Settings:
+    """Checked: a name that nothing knows is a mistake."""
+    values = dict(values)
+    kinds: dict[str, Any] = {"gradient": Gradient, "optimizer": Optimizer, "schedule": Schedule}
+    for name, kind in kinds.items():
+        if name in values:
+            given = _known(kind, values[name], f"{run}, {name}")
+            values[name] = kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in given.items()})
+    return Settings(run=run, **_known(Settings, values, run))
+
+
+def _known(kind: type, values: dict[str, Any], where: str) -> dict[str, Any]:
+    known = [f.name for f in fields(kind) if f.name != "run"]
+    unknown = set(values) - set(known)
+    if unknown:
+        raise ValueError(f"{where}: nothing is called {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    return values
+
+
+def _one_of(what: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{what} must be one of {', '.join(allowed)}, got {value!r}")
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401
+    """Lists instead of tuples, which YAML does not know."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads 1e-3 as a number, as everybody but YAML 1.1 does."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:float"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][-+]?\d+)?$|^[-+]?\.(inf|Inf)$|^\.(nan|NaN)$"),
+    list("-+0123456789."),
+)

@@ -1,0 +1,145 @@
+"""Networks and boxes, as an experiment's file names them."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from bondgrad import reservoirs
+from bondgrad.box import BlackBox
+from bondgrad.estimators import Central, Estimator, Forward, Simultaneous
+from bondgrad.experiments.config import Gradient, Part, Settings
+from bondgrad.networks import densenet, ffnn, resnet101
+from bondgrad.policies import Bond, Calibrated, Fixed, Gaussian, Policy
+
+AROUND = ("noise", "bench", "limits")  # what may be said of any box
+ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh}
+POLICIES: dict[str, Callable[..., Policy]] = {
+    "bond": Bond,
+    "calibrated": Calibrated,
+    "gaussian": Gaussian,
+    "fixed": Fixed,
+}
+ESTIMATORS: dict[str, Callable[[Gradient], Estimator]] = {
+    "BOND": lambda g: Central(normalize_rows=g.normalize_rows),
+    "forward": lambda g: Forward(normalize_rows=g.normalize_rows),
+    "BONDS": lambda g: Simultaneous(g.n, normalize_rows=g.normalize_rows),
+}
+
+
+class Parts(NamedTuple):
+    """A model. All but the read-in and the read-out are frozen."""
+
+    read_in: nn.Module
+    read_out: nn.Module
+    through: "Through | None"  # the box, with its noise, as a layer that autograd sees through
+    exact: "Through | None"  # the same without noise, to compare with
+    black_box: BlackBox | None  # the box as a layer that may only be called; None for AD and SPSA
+
+
+class Through(nn.Module):
+    """A reservoir that autograd sees through, in single precision whatever is around it.
+
+    One with memory takes the rows of a batch for time steps. In training it goes on from batch to batch, unless `still`
+    is set; in evaluation every call begins anew.
+
+    Args:
+        reservoir: Frozen.
+        limits: (low, high) that it is kept within, if any.
+    """
+
+    state: Tensor | None  # [1, hidden]
+
+    def __init__(self, reservoir: Any, limits: tuple[float, float] | None) -> None:  # noqa: ANN401
+        super().__init__()
+        self.reservoir, self.limits = reservoir, limits
+        self.still = False
+        start = getattr(reservoir, "start", None)
+        self.register_buffer("state", None if start is None else start.clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, d_in] -> [B, d_out]."""
+        x = x.float() if self.limits is None else x.float().clamp(*self.limits)
+        with torch.autocast(x.device.type, enabled=False):
+            if self.state is None:
+                alone: Tensor = self.reservoir(x)
+                return alone
+            y, after = self.reservoir(x.unsqueeze(0), self.state if self.training else self.reservoir.start)
+        if self.training and not self.still:
+            self.state.copy_(after.detach())
+        first: Tensor = y[0]
+        return first
+
+
+def build(settings: Settings, seed: int, device: torch.device) -> Parts:
+    """A model with weights that depend on the seed alone, so that methods differ in nothing but the gradient."""
+    torch.manual_seed(seed)
+    read_in: nn.Module = made(NETWORKS, settings.read_in)
+    part = settings.box or {}
+    noise, bench, limits = (part.get(name) for name in AROUND)
+    reservoir = made_reservoir(part) if part else None
+    read_out: nn.Module = made(NETWORKS, settings.read_out)
+    if device.type == "cuda" and settings.read_in["kind"] != "ffnn":
+        read_in = read_in.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    networks = read_in.to(device), read_out.to(device)
+    if reservoir is None:
+        return Parts(*networks, None, None, None)
+    box = reservoir
+    if noise:
+        box = reservoirs.Noisy(reservoir, noise, seed=seed)
+    if bench is not None:
+        on_bench = reservoirs.Instrument(reservoir.box, limits=reservoir.box.limits, seed=seed, **bench)
+        box = reservoirs.Tile(on_bench, reservoir.groups)
+    limits = None if limits is None else (limits[0], limits[1])
+    through, exact = Through(box, limits).to(device), Through(reservoir, limits).to(device)
+    black_box = None
+    how = settings.gradient
+    if how.method in ESTIMATORS:
+        black_box = BlackBox(
+            box,
+            box.in_features,
+            box.out_features,
+            estimator=ESTIMATORS[how.method](how),
+            policy=made(POLICIES, how.policy),
+            noise=how.noise,
+            limits=limits,
+            state=getattr(reservoir, "start", None),
+            seed=seed,
+        ).to(device)
+    return Parts(*networks, through, exact, black_box)
+
+
+def _ffnn(sizes: list[int], activation: str = "tanh") -> nn.Module:
+    return ffnn(sizes, ACTIVATIONS[activation])
+
+
+def _dots(groups: int) -> nn.Module:
+    return reservoirs.Tile(reservoirs.QuantumDotArray(), groups)
+
+
+NETWORKS: dict[str, Callable[..., nn.Module]] = {"ffnn": _ffnn, "densenet": densenet, "resnet101": resnet101}
+RESERVOIRS: dict[str, Callable[..., Any]] = {
+    "fixed": reservoirs.Fixed,
+    "parallel": reservoirs.Parallel,
+    "rockmelon": reservoirs.Rockmelon,
+    "echo": reservoirs.EchoState,
+    "dots": _dots,
+}
+
+
+def made_reservoir(part: Part) -> Any:  # noqa: ANN401
+    """The box itself, without noise or a bench around it."""
+    return made(RESERVOIRS, {name: value for name, value in part.items() if name not in AROUND})
+
+
+def made(kinds: dict[str, Callable[..., Any]], part: Part) -> Any:  # noqa: ANN401
+    """What {kind: ..., and arguments} stands for."""
+    arguments = dict(part)
+    kind = arguments.pop("kind", None)
+    if kind not in kinds:
+        raise ValueError(f"kind must be one of {', '.join(kinds)}, got {kind!r}")
+    try:
+        return kinds[kind](**arguments)
+    except TypeError as error:
+        raise ValueError(f"{kind}: {error}") from error

@@ -1,0 +1,76 @@
+"""`bondgrad run` and `bondgrad reproduce`: from a file to results."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from bondgrad.experiments import config
+from bondgrad.experiments.config import Experiment
+from bondgrad.experiments.cost import cost
+from bondgrad.experiments.gate_sweep import gate_sweep
+from bondgrad.experiments.runner import AT_ONCE, Runner
+from bondgrad.experiments.store import Store
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line may change, and where things are."""
+
+    output: Path
+    pictures: Path
+    device: torch.device
+    command: str
+    only: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = ()
+    epochs: int | None = None
+    steps: int | None = None
+    measure_every: int | None = None
+    precision: str | None = None
+    graph: bool | None = None
+    at_once: int = AT_ONCE
+    tensorboard: bool = False
+
+
+def run_experiment(experiment: Experiment, options: Options, console: Console) -> bool:
+    """All its runs, and what they brought in `options.output`; False if it was interrupted."""
+    changes = {name: getattr(options, name) for name in ("epochs", "steps", "measure_every", "precision", "graph")}
+    whole = experiment.changed(options.seeds, **changes)
+    chosen = whole.only(options.only) if options.only else whole
+    store = Store(options.output, chosen, options.command, options.tensorboard)
+    store.config(whole)
+    if chosen.sweep is not None:
+        store.results(gate_sweep(**chosen.sweep))
+    finished = Runner(store, options.pictures, options.device, options.at_once).run(console)
+    results = store.results()
+    where = escape(str(options.output))
+    if not finished:
+        console.print(f"[yellow]Interrupted.[/] The same command goes on where this one was; so far: {where}")
+        return False
+    console.print(f"Results in [bold]{where}[/]: {len(results['runs'])} runs. `bondgrad report` makes a page of them.")
+    return True
+
+
+def overview() -> Table:
+    """All of the paper's results, with what they cost at its full protocol."""
+    table = Table(title="The paper's results, at full protocol")
+    for heading in ("", "data", "runs", "epochs", "steps", "evaluations"):
+        words = heading in ("", "data")
+        table.add_column(heading, justify="left" if words else "right", no_wrap=not words, overflow="fold")
+    for name in config.names():
+        experiment = config.load(config.PAPER / f"{name}.yaml")
+        if experiment.name != name:
+            table.add_row(name, f"the runs of {experiment.name}", "", "", "", "")
+            continue
+        if not experiment.runs:
+            table.add_row(name, "none: a device is swept", "", "", "", "")
+            continue
+        total = cost(experiment)
+        data = ", ".join(sorted({run.data.removeprefix("california_") for run in experiment.runs}))
+        epochs = ", ".join(sorted({str(run.epochs) for run in experiment.runs}))
+        runs = f"{len(experiment.runs)} x {len(experiment.seeds)}"
+        table.add_row(name, data, runs, epochs, f"{total.steps:.1e}", f"{total.evaluations:.1e}")
+    return table

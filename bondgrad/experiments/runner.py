@@ -1,0 +1,121 @@
+"""Runs side by side, with progress; interrupted, they go on where they were."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from bondgrad.experiments.config import Settings
+from bondgrad.experiments.interrupt import interrupts
+from bondgrad.experiments.store import Store
+from bondgrad.experiments.trainer import Run
+
+AT_ONCE = 8  # runs
+TURN = {"cpu": 4, "cuda": 20}  # steps of one run before the next has its turn
+SAVE_EVERY = 60.0  # seconds
+
+
+class Runner:
+    """Takes the runs of an experiment through to their end.
+
+    Several go on at the same time, a few steps of each in turn, so that whatever else the machine does falls on all
+    alike; on a GPU each has a stream of its own, and their work overlaps but for the turns that are timed.
+
+    Args:
+        store: Where they are kept.
+        folder: Of the pictures.
+        device: Where the work is done.
+        at_once: Runs at a time.
+    """
+
+    def __init__(self, store: Store, folder: Path, device: torch.device, at_once: int = AT_ONCE) -> None:
+        self.store, self.folder, self.device, self.at_once = store, folder, device, at_once
+        self.stopped = False  # by whoever sets it, after the turn at hand
+
+    def run(self, console: Console) -> bool:
+        """All of it; False if it was interrupted."""
+        todo: list[tuple[Settings, int]] = []
+        for seed in self.store.experiment.seeds:
+            for settings in self.store.experiment.runs:
+                if self.store.finished(settings.run, seed, settings.as_dict()):
+                    console.print(f"{escape(settings.run)}, seed {seed}: done before")
+                else:
+                    todo.append((settings, seed))
+        with interrupts(self):
+            for i in range(0, len(todo), self.at_once):
+                if not self.stopped:
+                    self._group(
+                        todo[i : i + self.at_once],
+                        console,
+                        f"{i + 1} to {min(len(todo), i + self.at_once)} of {len(todo)}",
+                    )
+        return not self.stopped
+
+    def _group(self, todo: list[tuple[Settings, int]], console: Console, which: str) -> None:
+        runs = [Run(settings, seed, self.folder, self.device) for settings, seed in todo]
+        for run in runs:
+            if self.store.resume(run):
+                console.print(f"{escape(run.settings.run)}, seed {run.seed}: goes on after {run.steps:,} steps")
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=10),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeRemainingColumn(elapsed_when_finished=True),
+        )
+        with Progress(*columns, console=console) as progress:
+            console.print(f"Runs {which}, side by side:" if len(runs) > 1 else f"Run {which}:")
+            tasks = {
+                run: progress.add_task(
+                    f"{run.settings.run} {run.seed}",
+                    total=run.settings.epochs * run.steps_of_epoch,
+                    completed=run.steps,
+                    note="",
+                )
+                for run in runs
+            }
+            for run, done in self._turns(runs):
+                progress.update(tasks[run], advance=done)
+                if run.batch == 0:
+                    progress.update(tasks[run], note=_note(run))
+
+    def _turns(self, runs: list[Run]) -> Iterator[tuple[Run, int]]:
+        """Turns of the runs, one after the other, until all are done or it is stopped; what they bring is kept."""
+        size = TURN[self.device.type]
+        streams = {run: self._stream() for run in runs}
+        saved = time.monotonic()
+        while not self.stopped and not all(run.done for run in runs):
+            for run in runs:
+                if run.done:
+                    continue
+                with streams[run]:
+                    number = run.batch // size
+                    yield run, run.turn(size, timed=number % 8 == 2)
+                    if run.batch == 0:
+                        self.store.epoch(run)
+            if self.stopped or time.monotonic() - saved > SAVE_EVERY:
+                for run in runs:
+                    if not run.done:
+                        with streams[run]:
+                            self.store.save(run)
+                saved = time.monotonic()
+
+    def _stream(self) -> contextlib.AbstractContextManager[object]:
+        if self.device.type != "cuda":
+            return contextlib.nullcontext()
+        stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        return torch.cuda.stream(stream)
+
+
+def _note(run: Run) -> str:
+    """How it stands after an epoch."""
+    last = run.history[-1]
+    right = f"loss {last['test_loss']:.4g}" if last["accuracy"] is None else f"{100 * last['accuracy']:.2f} % right"
+    signs = "" if last["sign_accuracy"] is None else f", signs {100 * last['sign_accuracy']:.2f} %"
+    return right + signs

@@ -1,0 +1,375 @@
+"""Training: one run, that is one set of settings with one seed."""
+
+import contextlib
+import math
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bondgrad._trace import Step
+from bondgrad.baselines import SPSA
+from bondgrad.experiments.config import Settings
+from bondgrad.experiments.model import Parts, build
+from bondgrad.experiments.task import Task
+from bondgrad.graphs import GraphedStep
+from bondgrad.metrics import exact_vjp, sign_accuracy
+
+# What is written down of a step that is looked at.
+LOOK = ("step", "train_loss", "sign_accuracy", "step_mean", "step_max", "lower", "upper", "gradient_norm")
+WINDOWS = 200  # to which these are reduced in the end
+STEEPEST = {"step_max": max, "upper": max, "lower": min}  # where a mean would hide what matters
+
+
+class Run:
+    """One method, one seed: trains, measures, and can be saved and resumed in the middle of an epoch, bit for bit.
+
+    The clock stands still while the gradient is compared with the exact one. On a GPU, where steps are only queued, it
+    runs in turns of their own (`turn(timed=True)`), in which nothing is compared.
+
+    Args:
+        settings: What to do.
+        seed: Of data, weights, order and perturbations.
+        folder: Of the pictures.
+        device: Where.
+    """
+
+    def __init__(self, settings: Settings, seed: int, folder: Path, device: torch.device) -> None:
+        self.settings, self.seed, self.device = settings, seed, device
+        self.task = Task(settings, seed, folder, device)
+        self.parts: Parts = build(settings, seed, device)
+        read_in, read_out = self.parts.read_in, self.parts.read_out
+        self.optimizer = _optimizer(settings, self.parts, device)
+        self.order = torch.Generator().manual_seed(seed)
+        self.crops = torch.Generator(device).manual_seed(seed)
+        self.spsa: SPSA | None = None
+        if settings.gradient.method == "SPSA":
+            self.spsa = SPSA(read_in.parameters(), mu=settings.gradient.mu, n=settings.gradient.n, seed=seed)
+            read_in.__dict__["random"] = self.spsa.random  # so that a captured step knows of them
+        modules = [module for module in (read_in, read_out, self.parts.through, self.parts.black_box) if module]
+        graphed = GraphedStep(self._step, *modules, self.optimizer)
+        self._take = graphed if settings.graph and device.type == "cuda" else self._step
+        self._seen: Step | None = None
+        if self.parts.black_box is not None:
+            self.parts.black_box.register_step_hook(self._saw)
+        self._rows = self._shuffled()
+        self.epoch = self.batch = self.steps = 0  # that come next
+        self.loss_sum = torch.zeros((), device=device)  # of this epoch
+        self.looks: list[Tensor] = []  # [len(LOOK)] each, of this epoch
+        self.trace: list[list[float]] = []  # of the epochs before
+        self.history: list[dict[str, Any]] = []  # one entry for each epoch
+        self.milliseconds: list[float] = []  # of steps
+        self.evaluations = 0  # of the box, before this process; its own are in `stats`
+        self.seconds = 0.0  # of all the work
+
+    @property
+    def steps_of_epoch(self) -> int:
+        """Whole batches in the data, or fewer if it is so set. What remains comes in another epoch's order."""
+        whole = len(self.task.x_train) // self.settings.batch
+        return min(whole, self.settings.steps or whole)
+
+    @property
+    def done(self) -> bool:
+        """Whether all epochs are over."""
+        return self.epoch >= self.settings.epochs
+
+    # ---- training
+
+    def turn(self, steps: int, timed: bool = False) -> int:
+        """Take up to so many steps, but not beyond the end of the epoch; returns how many."""
+        begun = time.perf_counter()
+        on_gpu = self.device.type == "cuda"
+        n = min(steps, self.steps_of_epoch - self.batch)
+        if timed and on_gpu:
+            torch.cuda.synchronize(self.device)
+        start = time.perf_counter()
+        for _ in range(n):
+            self._one(compare=not (timed and on_gpu))
+        if timed and on_gpu:
+            torch.cuda.synchronize(self.device)
+            self.milliseconds.append(1e3 * (time.perf_counter() - start) / n)
+        if self.batch == self.steps_of_epoch:
+            self._end_epoch()
+        self.seconds += time.perf_counter() - begun
+        return n
+
+    def _one(self, compare: bool) -> None:
+        """One step, and a look at it if that is due."""
+        clock = time.perf_counter()
+        rows = self._rows[self.batch]
+        x, y = self.task.batch(rows, self.crops)
+        if self.device.type == "cuda" and x.ndim == 4:
+            x = x.to(memory_format=torch.channels_last)
+        spent = time.perf_counter() - clock
+        every = self.settings.measure_every
+        compare = compare and every > 0 and self.steps % every == 0 and self.settings.gradient.method != "AD"
+        before = self._before(x, y) if compare else None
+        clock = time.perf_counter()
+        loss = self._take(x, y)
+        if self.device.type == "cpu":
+            self.milliseconds.append(1e3 * (spent + time.perf_counter() - clock))
+        self.loss_sum += loss
+        if compare:
+            self.looks.append(self._look(loss, before))
+        self.batch += 1
+        self.steps += 1
+
+    def _step(self, x: Tensor, y: Tensor) -> Tensor:
+        """From batch to new weights."""
+        self.optimizer.zero_grad()
+        if self.spsa is not None:
+            loss = self._by_spsa(self.spsa, x, y)
+        elif self.settings.gradient.graphs == 2:
+            a = self._read_in(x)
+            z = a.detach().requires_grad_()
+            loss = self._behind(self._box(z), y)
+            loss.backward()  # type: ignore[no-untyped-call]
+            a.backward(z.grad)  # type: ignore[no-untyped-call]
+        else:
+            loss = self._behind(self._box(self._read_in(x)), y)
+            loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        return loss.detach()
+
+    def _read_in(self, x: Tensor) -> Tensor:
+        with self._precision():
+            a: Tensor = self.parts.read_in(x)
+        return a
+
+    def _box(self, a: Tensor) -> Tensor:
+        box = self.parts.through if self.parts.black_box is None else self.parts.black_box
+        return a if box is None else box(a)
+
+    def _behind(self, a: Tensor, y: Tensor) -> Tensor:
+        """The loss, from the box's outputs on."""
+        with self._precision():
+            answer = self.parts.read_out(a)
+        loss: Tensor = self.task.loss(answer.float(), y)
+        return loss
+
+    def _precision(self) -> contextlib.AbstractContextManager[Any]:
+        # Casts are not kept from one use to the next, which a captured graph could not do either.
+        half = self.settings.precision == "bfloat16"
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=half, cache_enabled=False)
+
+    def _by_spsa(self, spsa: SPSA, x: Tensor, y: Tensor) -> Tensor:
+        """The read-out's gradient exactly, the read-in's by SPSA, each time with what the box remembers now."""
+        through = self.parts.through
+        assert through is not None
+        through.still = True
+        spsa.estimate(lambda: self._behind(through(self._read_in(x)), y))
+        through.still = False
+        with torch.no_grad():
+            a = through(self._read_in(x))
+        loss = self._behind(a, y)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    # ---- measuring
+
+    def _saw(self, _: object, step: Step) -> None:
+        self._seen = step
+
+    def _before(self, x: Tensor, y: Tensor) -> Any:  # noqa: ANN401
+        """What the exact gradient needs that the step changes: the box's memory, or for SPSA all the weights."""
+        exact, black_box = self.parts.exact, self.parts.black_box
+        assert exact is not None
+        if black_box is not None:
+            memory = black_box.memory
+            return None if memory is None else memory.before(1, True, self.device)[0]
+        assert self.parts.through is not None
+        if exact.state is not None and self.parts.through.state is not None:
+            exact.state.copy_(self.parts.through.state)
+        buffers = {name: t.clone() for name, t in self.parts.read_in.named_buffers()}  # averages must not notice
+        exact.still = True
+        with self._precision():
+            a = torch.func.functional_call(self.parts.read_in, buffers, (x,))
+        loss = self._behind(exact(a), y)
+        return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(self.parts.read_in.parameters()))])
+
+    def _look(self, loss: Tensor, before: Any) -> Tensor:  # noqa: ANN401
+        """What there is to see of the step just taken: [len(LOOK)], on the device; NaN where there is nothing."""
+        nothing = torch.full((), math.nan, device=self.device)
+        if self.parts.black_box is None:
+            estimated = torch.cat([p.grad.flatten() for p in self.parts.read_in.parameters() if p.grad is not None])
+            rest = [sign_accuracy(estimated, before), *[nothing] * 4, torch.linalg.vector_norm(before)]
+        else:
+            step, exact = self._seen, self.parts.exact
+            assert step is not None
+            assert exact is not None
+            if before is None:
+                reference = exact_vjp(exact.reservoir, step.x, step.gy)
+            else:
+                reference = exact_vjp(lambda x: exact.reservoir(x, before)[0], step.x, step.gy)
+            last = self.parts.black_box._trace.last
+            assert last is not None
+            sizes = last.size.mean((0, 1))  # [d]
+            bounds = (sizes.mean(), sizes.amax(), last.lower.amin(), last.upper.amax())
+            rest = [sign_accuracy(step.g, reference), *bounds, torch.linalg.vector_norm(step.g)]
+        number = torch.full((), float(self.steps), device=self.device)
+        return torch.stack([t.detach().float() for t in (number, loss, *rest)])
+
+    def _end_epoch(self) -> None:
+        looks = torch.stack(self.looks).tolist() if self.looks else []
+        loss = float(self.loss_sum) / self.steps_of_epoch
+        test_loss, accuracy = self.test()
+        if not math.isfinite(loss):
+            raise FloatingPointError(
+                f"{self.settings.run}, seed {self.seed}: the loss is {loss} in epoch {self.epoch + 1}"
+            )
+        rate = self.optimizer.param_groups[0]["lr"]
+        self.history.append(
+            {
+                "epoch": self.epoch + 1,
+                "step": self.steps,
+                "train_loss": loss,
+                "test_loss": test_loss,
+                "accuracy": accuracy,
+                "sign_accuracy": _mean([look[2] for look in looks]),
+                "rate": float(rate),
+            }
+        )
+        self.trace += looks
+        self.looks, self.batch = [], 0
+        self.loss_sum.zero_()
+        self.epoch += 1
+        factor = self.settings.schedule(self.epoch, self.settings.epochs)
+        for group in self.optimizer.param_groups:
+            group["lr"] = factor * group["initial"]
+        self._rows = self._shuffled()
+
+    def test(self) -> tuple[float, float | None]:
+        """Loss and accuracy on the test set."""
+        modules = [module for module in self.parts if module is not None]
+        for module in modules:
+            module.eval()
+        try:
+            return self.task.test(self._answer)
+        finally:
+            for module in modules:
+                module.train()
+
+    def _answer(self, x: Tensor) -> Tensor:
+        a = self._read_in(x)
+        with self._precision():
+            answer: Tensor = self.parts.read_out(a if self.parts.through is None else self.parts.through(a))
+        return answer.float()
+
+    def _shuffled(self) -> tuple[Tensor, ...]:
+        self._order_before = self.order.get_state()
+        rows = torch.randperm(len(self.task.x_train), generator=self.order)
+        return torch.split(rows.to(self.device), self.settings.batch)
+
+    # ---- saving
+
+    def state(self) -> dict[str, Any]:
+        """All that a process needs to go on as if it were this one."""
+        return {
+            "settings": self.settings.as_dict(),
+            "seed": self.seed,
+            "modules": [None if part is None else part.state_dict() for part in self.parts],
+            "optimizer": self.optimizer.state_dict(),
+            "order": self._order_before,
+            "crops": self.crops.get_state(),
+            "spsa": None if self.spsa is None else self.spsa.random.state(),
+            "at": (self.epoch, self.batch, self.steps),
+            "loss_sum": self.loss_sum,
+            "looks": torch.stack(self.looks) if self.looks else None,
+            "written": (self.trace, self.history, self.milliseconds, self.asked, self.seconds),
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """The counterpart of `state`, for a run with the same settings and seed."""
+        for part, saved in zip(self.parts, state["modules"], strict=True):
+            if part is not None:
+                part.load_state_dict(saved)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.order.set_state(state["order"].cpu())
+        self._rows = self._shuffled()
+        self.crops.set_state(state["crops"].cpu())
+        if self.spsa is not None:
+            self.spsa.random.load(state["spsa"])
+        self.epoch, self.batch, self.steps = state["at"]
+        self.loss_sum = state["loss_sum"]
+        self.looks = [] if state["looks"] is None else list(state["looks"].unbind())
+        self.trace, self.history, self.milliseconds, self.evaluations, self.seconds = state["written"]
+
+    # ---- results
+
+    @property
+    def asked(self) -> int:
+        """Rows, or sequences, sent to the box so far, in training."""
+        if self.parts.black_box is not None:
+            return self.evaluations + self.parts.black_box.stats.evaluations
+        through = self.parts.through
+        passes = 0 if through is None else 1 if self.spsa is None else 1 + 2 * self.spsa.n
+        rows = 1 if through is not None and through.state is not None else self.settings.batch  # a sequence counts once
+        return passes * self.steps * rows
+
+    def record(self) -> dict[str, Any]:
+        """What the run has brought so far."""
+        signs = [look[2] for look in self.trace]
+        last = self.history[-1] if self.history else {}
+        names = ("epoch", "train_loss", "test_loss", "accuracy", "sign_accuracy", "rate")
+        return {
+            "run": self.settings.run,
+            "seed": self.seed,
+            "method": self.settings.gradient.method,
+            "epochs": self.settings.epochs,
+            "epochs_run": self.epoch,
+            "steps_run": self.steps,
+            "steps_of_epoch": self.settings.steps,
+            "batch": self.settings.batch,
+            "graph": isinstance(self._take, GraphedStep),
+            "precision": self.settings.precision,
+            "trainable": _count(self.parts.read_in) + _count(self.parts.read_out),
+            "frozen": 0 if self.parts.exact is None else _count(self.parts.exact),
+            "seconds": round(self.seconds, 1),
+            "loop_ms": statistics.median(self.milliseconds) if self.milliseconds else None,
+            "evaluations_per_step": self.asked / self.steps if self.steps and self.parts.through is not None else None,
+            "sign_accuracy": _mean(signs),
+            "sign_deviation": statistics.pstdev(known) if (known := [s for s in signs if s == s]) else None,
+            "measured_every": self.settings.measure_every,
+            "test_loss": last.get("test_loss"),
+            "accuracy": last.get("accuracy"),
+            "at": self.settings.at,
+            "curve": {name: [entry[name] for entry in self.history] for name in names},
+            "trace": thinned(self.trace) if self.trace else None,
+        }
+
+
+def thinned(trace: list[list[float]], windows: int = WINDOWS) -> dict[str, list[float | None]]:
+    """By name, reduced to so many windows: means, and extremes where they are what matters."""
+    size = -(-len(trace) // windows)
+    result: dict[str, list[float | None]] = {}
+    for i, name in enumerate(LOOK):
+        parts = ([row[i] for row in trace[j : j + size] if math.isfinite(row[i])] for j in range(0, len(trace), size))
+        result[name] = [(STEEPEST.get(name, statistics.fmean)(part) if part else None) for part in parts]
+    return result
+
+
+def _mean(values: list[float]) -> float | None:
+    known = [value for value in values if value == value]
+    return statistics.fmean(known) if known else None
+
+
+def _count(module: torch.nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+def _optimizer(settings: Settings, parts: Parts, device: torch.device) -> torch.optim.Optimizer:
+    """One group for each network, each with the rate that it begins with."""
+    how = settings.optimizer
+    behind = how.rate if how.read_out_rate is None else how.read_out_rate
+    factor = settings.schedule(0, settings.epochs)
+    groups = [
+        {"params": list(network.parameters()), "lr": factor * rate, "initial": rate}
+        for network, rate in ((parts.read_in, how.rate), (parts.read_out, behind))
+    ]
+    fast = device.type == "cuda"
+    if how.kind == "sgd":
+        return torch.optim.SGD(groups, fused=fast)
+    return torch.optim.Adam(groups, capturable=fast, fused=fast)
