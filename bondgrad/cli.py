@@ -225,7 +225,7 @@ def _experiment(
             **settings,
         )
         done = run_experiment(experiment, options, Console())
-    except (ValueError, FileNotFoundError, FloatingPointError) as error:
+    except (ValueError, FileNotFoundError) as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(2) from error
     if not done:

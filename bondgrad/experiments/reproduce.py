@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -56,21 +57,20 @@ def run_experiment(experiment: Experiment, options: Options, console: Console) -
 
 def overview() -> Table:
     """All of the paper's results, with what they cost at its full protocol."""
-    table = Table(title="The paper's results, at full protocol")
-    for heading in ("", "data", "runs", "epochs", "steps", "evaluations"):
+    table = Table(title="The paper's results, at full protocol", box=box.SIMPLE)
+    for heading in ("", "data", "runs, seeds, epochs", "steps", "evaluations"):
         words = heading in ("", "data")
-        table.add_column(heading, justify="left" if words else "right", no_wrap=not words, overflow="fold")
+        table.add_column(heading, justify="left" if words else "right", overflow="fold", min_width=9)
     for name in config.names():
         experiment = config.load(config.PAPER / f"{name}.yaml")
         if experiment.name != name:
-            table.add_row(name, f"the runs of {experiment.name}", "", "", "", "")
-            continue
-        if not experiment.runs:
-            table.add_row(name, "none: a device is swept", "", "", "", "")
-            continue
-        total = cost(experiment)
-        data = ", ".join(sorted({run.data.removeprefix("california_") for run in experiment.runs}))
-        epochs = ", ".join(sorted({str(run.epochs) for run in experiment.runs}))
-        runs = f"{len(experiment.runs)} x {len(experiment.seeds)}"
-        table.add_row(name, data, runs, epochs, f"{total.steps:.1e}", f"{total.evaluations:.1e}")
+            table.add_row(name, f"as {experiment.name}")
+        elif not experiment.runs:
+            table.add_row(name, "sweep only")
+        else:
+            total = cost(experiment)
+            data = sorted({run.data.removeprefix("california_") for run in experiment.runs})
+            epochs = max(run.epochs for run in experiment.runs)
+            size = f"{len(experiment.runs)} x {len(experiment.seeds)} x {epochs}"
+            table.add_row(name, ", ".join(data), size, f"{total.steps:,}", f"{total.evaluations:.1e}")
     return table

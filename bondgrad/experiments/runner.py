@@ -81,7 +81,9 @@ class Runner:
             }
             for run, done in self._turns(runs):
                 progress.update(tasks[run], advance=done)
-                if run.batch == 0:
+                if run.failed is not None:
+                    console.print(f"[red]{escape(run.settings.run)}, seed {run.seed}, ends:[/] {run.failed}")
+                elif run.batch == 0:
                     progress.update(tasks[run], note=_note(run))
 
     def _turns(self, runs: list[Run]) -> Iterator[tuple[Run, int]]:
@@ -96,7 +98,7 @@ class Runner:
                 with streams[run]:
                     number = run.batch // size
                     yield run, run.turn(size, timed=number % 8 == 2)
-                    if run.batch == 0:
+                    if run.batch == 0 or run.failed is not None:
                         self.store.epoch(run)
             if self.stopped or time.monotonic() - saved > SAVE_EVERY:
                 for run in runs:

@@ -51,7 +51,7 @@ class Store:
             return False
         record = _read(path)
         _same(record["settings"], settings, path)
-        return bool(record["epochs_run"] >= record["epochs"])
+        return bool(record["epochs_run"] >= record["epochs"] or record["failed"])
 
     def resume(self, run: Run) -> bool:
         """Go on where an earlier process was, if there was one."""
@@ -77,19 +77,22 @@ class Store:
 
     def epoch(self, run: Run) -> None:
         """An epoch is over: write down what it brought."""
-        entry = run.history[-1]
-        with self.path(run.settings.run, run.seed, "jsonl").open("a") as lines:
-            lines.write(json.dumps(entry) + "\n")
         record = run.record() | self._circumstances(run) | {"settings": run.settings.as_dict()}
         _write(self.path(run.settings.run, run.seed, "json"), json.dumps(record, indent=1) + "\n")
-        if self.tensorboard:
-            writer = self._writer(run)
-            for name, value in entry.items():
-                if value is not None and name not in ("epoch", "step"):
-                    writer.add_scalar(name, value, entry["epoch"])
-            writer.flush()
+        if run.failed is None:
+            with self.path(run.settings.run, run.seed, "jsonl").open("a") as lines:
+                lines.write(json.dumps(run.history[-1]) + "\n")
+        if run.failed is None and self.tensorboard:
+            self._to_tensorboard(run)
         if run.done:
             self.path(run.settings.run, run.seed, "pt").unlink(missing_ok=True)
+
+    def _to_tensorboard(self, run: Run) -> None:
+        writer, entry = self._writer(run), run.history[-1]
+        for name, value in entry.items():
+            if value is not None and name not in ("epoch", "step"):
+                writer.add_scalar(name, value, entry["epoch"])
+        writer.flush()
 
     def _writer(self, run: Run) -> Any:  # noqa: ANN401
         key = (run.settings.run, run.seed)

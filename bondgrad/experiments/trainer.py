@@ -64,6 +64,7 @@ class Run:
         self.milliseconds: list[float] = []  # of steps
         self.evaluations = 0  # of the box, before this process; its own are in `stats`
         self.seconds = 0.0  # of all the work
+        self.failed: str | None = None  # why it cannot go on
 
     @property
     def steps_of_epoch(self) -> int:
@@ -73,8 +74,8 @@ class Run:
 
     @property
     def done(self) -> bool:
-        """Whether all epochs are over."""
-        return self.epoch >= self.settings.epochs
+        """Whether all epochs are over, or there is no point in going on."""
+        return self.epoch >= self.settings.epochs or self.failed is not None
 
     # ---- training
 
@@ -216,10 +217,9 @@ class Run:
         looks = torch.stack(self.looks).tolist() if self.looks else []
         loss = float(self.loss_sum) / self.steps_of_epoch
         test_loss, accuracy = self.test()
-        if not math.isfinite(loss):
-            raise FloatingPointError(
-                f"{self.settings.run}, seed {self.seed}: the loss is {loss} in epoch {self.epoch + 1}"
-            )
+        if not (math.isfinite(loss) and math.isfinite(test_loss)):
+            self.failed = f"the loss was {loss:g} in epoch {self.epoch + 1}, and {test_loss:g} on the test set"
+            return
         rate = self.optimizer.param_groups[0]["lr"]
         self.history.append(
             {
@@ -321,6 +321,7 @@ class Run:
             "epochs": self.settings.epochs,
             "epochs_run": self.epoch,
             "steps_run": self.steps,
+            "failed": self.failed,
             "steps_of_epoch": self.settings.steps,
             "batch": self.settings.batch,
             "graph": isinstance(self._take, GraphedStep),

@@ -1,0 +1,8 @@
+"""The report: what the paper says beside what was measured, as a page and as figures. It only reads results."""
+
+from bondgrad.report._command import report_command
+from bondgrad.report._experiment import Experiment
+from bondgrad.report._figures import draw
+from bondgrad.report._read import read
+
+__all__ = ["Experiment", "draw", "read", "report_command"]

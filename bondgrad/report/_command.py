@@ -1,0 +1,42 @@
+"""The command: from a folder of results to a page."""
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from bondgrad.report._figures import draw
+from bondgrad.report._page import Part, page
+from bondgrad.report._read import read
+
+
+def report_command(results: Path, output: Path, console: Console) -> None:
+    """Write `index.html` and the figures.
+
+    Args:
+        results: A folder for each experiment, with `config.yaml` and `results.json`. Others are passed over.
+        output: Is made if it is not there.
+        console: Told where the page is, and which folders could not be read.
+
+    Raises:
+        ValueError: There are no results.
+    """
+    folders = sorted(path.parent for path in results.glob("*/config.yaml") if (path.parent / "results.json").is_file())
+    if not folders:
+        raise ValueError(f"there are no results in {results}: run `bondgrad reproduce NAME` first")
+    output.mkdir(parents=True, exist_ok=True)
+    parts = []
+    for folder in folders:
+        try:
+            experiment = read(folder)
+            figures = draw(experiment, output)
+        except ValueError as error:
+            parts.append(Part(folder.name, None, [], f"{folder.name}: {error}"))
+            console.print(f"[yellow]Cannot be read:[/] {escape(parts[-1].problem)}")
+            continue
+        for drawn in figures:
+            if drawn.svg is not None:
+                (output / f"{drawn.stem}.svg").write_text(drawn.svg, encoding="utf-8")
+        parts.append(Part(folder.name, experiment, figures))
+    (output / "index.html").write_text(page(parts), encoding="utf-8")
+    console.print(f"{len(parts)} experiments in [bold]{escape(str(output / 'index.html'))}[/].")

@@ -1,0 +1,88 @@
+"""The paper's values, ours, and how far they are apart."""
+
+import statistics
+from dataclasses import dataclass
+
+from bondgrad.report._experiment import Experiment, Row, Run, Value
+from bondgrad.report._metrics import METRICS, Metric
+
+NOTHING = "-"
+NOT_RUN = "not run"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One metric of one row, in words."""
+
+    paper: str
+    ours: str
+    difference: str
+
+
+def compare(experiment: Experiment, row: Row, column: str) -> Cell:
+    """What the table says in this row, in this column."""
+    metric = METRICS[column]
+    paper = of_paper(experiment, row, column)
+    ours = [metric.scale * number for number in _of_ours(experiment, row, column)]
+    difference = NOTHING
+    if paper is not None and ours:  # of the numbers as they are, not as they are shown
+        difference = signed(statistics.fmean(ours) - paper.mean, metric.digits)
+    return Cell(
+        NOTHING if paper is None else as_written(paper, metric),
+        (spread(ours, metric.digits) if ours else NOTHING) if experiment.of(row.run) else NOT_RUN,
+        difference,
+    )
+
+
+def spread(numbers: list[float], digits: int) -> str:
+    """The mean, and the deviation where there is more than one."""
+    mean = f"{statistics.fmean(numbers):.{digits}f}"
+    return mean if len(numbers) == 1 else f"{mean} ± {statistics.stdev(numbers):.{digits}f}"
+
+
+def signed(difference: float, digits: int) -> str:
+    """With its sign, but never a negative zero."""
+    return f"{round(difference, digits) + 0.0:+.{digits}f}"
+
+
+def as_written(paper: Value, metric: Metric) -> str:
+    """With the digits that the paper has, and no fewer than two where ours have that many."""
+    parts = [part for part in (paper.mean, paper.deviation) if part is not None]
+    fewest = min(2, metric.digits)
+    digits = next((d for d in range(fewest, 6) if all(round(part, d) == part for part in parts)), fewest)
+    return " ± ".join(f"{part:.{digits}f}" for part in parts)
+
+
+def of_paper(experiment: Experiment, row: Row, column: str) -> Value | None:
+    """As it is given, or from what is given: gains and ratios follow from other columns."""
+    if column in row.paper or not row.baseline:
+        return row.paper.get(column)
+    rows = [other for table in experiment.tables for other in table.rows if other.run == row.baseline]
+    of = {"gain": "accuracy", "loop_ratio": "loop_ms"}.get(column, column)
+    own, base = row.paper.get(of), next((other.paper[of] for other in rows if of in other.paper), None)
+    if of == column or own is None or base is None:
+        return None
+    return Value(own.mean - base.mean if column == "gain" else own.mean / base.mean)
+
+
+def _of_ours(experiment: Experiment, row: Row, column: str) -> list[float]:
+    """One number for each seed that has it."""
+    runs = experiment.of(row.run)
+    if column not in ("gain", "loop_ratio"):
+        return [run.finals[column] for run in runs if column in run.finals]
+    key = "accuracy" if column == "gain" else "loop_ms"
+    bases = [base for base in experiment.of(row.baseline) if key in base.finals]
+    found = []
+    for run in runs:
+        base = _base(run, bases, key, same_machine=column == "loop_ratio")
+        if base is not None and key in run.finals:
+            found.append(run.finals[key] - base if column == "gain" else run.finals[key] / base)
+    return found
+
+
+def _base(run: Run, bases: list[Run], key: str, same_machine: bool) -> float | None:
+    """The baseline's number for this run: that of its seed, or else the mean over seeds."""
+    if same_machine:
+        bases = [base for base in bases if (base.machine, base.gpu) == (run.machine, run.gpu)]
+    bases = [base for base in bases if base.seed == run.seed] or bases
+    return statistics.fmean(base.finals[key] for base in bases) if bases else None

@@ -1,0 +1,112 @@
+"""What a folder of results holds. Text that it does not have is ""."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run, of one seed."""
+
+    run: str
+    seed: int
+    method: str
+    command: str
+    bondgrad: str
+    torch: str
+    machine: str
+    gpu: str
+    precision: str
+    graph: bool
+    batch: int | None
+    epochs: int
+    epochs_run: int
+    steps_of_epoch: int | None
+    finals: dict[str, float]  # what it ended with; without what is not known
+    at: dict[str, float | str]  # where it stands in a sweep
+    curve: dict[str, list[float]]  # by epoch; nan where nothing was measured
+    trace: dict[str, list[float]]  # by step
+
+    @property
+    def hardware(self) -> str:
+        """Where it ran, in words."""
+        return f"{self.gpu}, {self.machine}" if self.gpu else self.machine
+
+
+@dataclass(frozen=True)
+class Value:
+    """The paper's, with its deviation where it has one."""
+
+    mean: float
+    deviation: float | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run of a table, and what the paper has for it."""
+
+    run: str
+    baseline: str
+    paper: dict[str, Value]
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table of the paper."""
+
+    title: str
+    columns: list[str]
+    rows: list[Row]
+
+
+@dataclass(frozen=True)
+class Plot:
+    """One figure that is asked for."""
+
+    kind: str
+    title: str
+    x: str
+    y: str
+    series: str
+    runs: list[str]  # by name; all if there are none
+    x_label: str
+    y_label: str
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line that was not measured in training."""
+
+    label: str
+    panel: str
+    x: list[float]
+    y: list[float]
+
+
+@dataclass(frozen=True)
+class Paper:
+    """The paper's protocol, as far as it says."""
+
+    label: str
+    epochs: int | None
+    seeds: int | None
+    gpu: str
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """All there is in one folder."""
+
+    folder: str
+    name: str
+    title: str
+    says: str
+    notes: str
+    paper: Paper
+    tables: list[Table]
+    plots: list[Plot]
+    runs: list[Run]
+    lines: list[Line]
+
+    def of(self, name: str) -> list[Run]:
+        """The runs of this name, one for each seed."""
+        return [run for run in self.runs if run.run == name]

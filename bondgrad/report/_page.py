@@ -1,0 +1,146 @@
+"""The page: one file that needs no other, and no script."""
+
+from dataclasses import dataclass
+from importlib import resources
+
+from bondgrad.report._experiment import Experiment
+from bondgrad.report._figures import Drawn, inline, slug
+from bondgrad.report._html import Html, element, join
+from bondgrad.report._protocol import Label, commands, hardware, label, protocol
+from bondgrad.report._tables import comparison
+
+
+@dataclass(frozen=True)
+class Part:
+    """One folder of results: an experiment and its figures, or what is wrong with it."""
+
+    folder: str
+    experiment: Experiment | None
+    figures: list[Drawn]
+    problem: str = ""
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return self.experiment.name if self.experiment else self.folder
+
+    @property
+    def label(self) -> Label:
+        """Its protocol, in short."""
+        return label(self.experiment) if self.experiment else Label("broken", "cannot be read")
+
+
+def page(parts: list[Part]) -> str:
+    """The whole page."""
+    style = (resources.files("bondgrad.report") / "page.css").read_text(encoding="utf-8")
+    head = join(
+        [
+            Html('<meta charset="utf-8">\n<meta name="viewport" content="width=device-width, initial-scale=1">\n'),
+            Html('<meta name="color-scheme" content="light dark">\n'),
+            Html('<link rel="icon" href="data:,">\n'),  # else browsers ask for a file that is not there
+            element("title", "bondgrad: the paper's experiments, reproduced"),
+            element("style", Html(style)),
+        ]
+    )
+    links = [element("li", element("a", part.name, href=f"#{slug(part.folder)}")) for part in parts]
+    navigation = element(
+        "nav",
+        element("ul", element("li", element("a", "Summary", href="#summary")), *links),
+        aria_label="Experiments",
+    )
+    main = element("main", summary(parts), *(section(part) for part in parts))
+    return (
+        f'<!doctype html>\n<html lang="en">\n<head>\n{head}\n</head>\n<body>\n{navigation}\n{main}\n</body>\n</html>\n'
+    )
+
+
+def summary(parts: list[Part]) -> Html:
+    """All experiments at a glance."""
+    full = sum(part.label.kind == "full" for part in parts)
+    rows = [
+        element(
+            "tr",
+            element("th", element("a", part.name, href=f"#{slug(part.folder)}"), scope="row", role="rowheader"),
+            element("td", part.experiment.paper.label if part.experiment else "-", role="cell"),
+            element("td", pill(part.label), role="cell"),
+            element("td", hardware(part.experiment) if part.experiment else "-", role="cell"),
+            role="row",
+        )
+        for part in parts
+    ]
+    headings = ("Experiment", "In the paper", "Protocol", "Hardware")
+    # Roles in full: on a phone rows are shown as cards, and a browser would forget that this is a table.
+    table = element(
+        "table",
+        element("caption", "All experiments"),
+        element("thead", element("tr", *(element("th", h, scope="col") for h in headings))),
+        element("tbody", *rows, role="rowgroup"),
+        class_="summary",
+        role="table",
+    )
+    experiments = f"{len(parts)} experiment{'s' * (len(parts) != 1)}"
+    return element(
+        "header",
+        element("p", "bondgrad", class_="kicker"),
+        element("h1", "The paper's experiments, reproduced"),
+        element(
+            "p",
+            f"{experiments}, {full or 'none'} with the paper's full protocol. Each shows the paper's values beside "
+            "ours, what was run to get them, and on which machine. Ours are means over seeds, with their deviation "
+            "where there is more than one.",
+            class_="lead",
+        ),
+        table,
+        id="summary",
+    )
+
+
+def section(part: Part) -> Html:
+    """One experiment."""
+    anchor = slug(part.folder)
+    if part.experiment is None:
+        return element(
+            "section",
+            element("h2", part.name),
+            pill(part.label),
+            element("p", part.problem, class_="problem"),
+            id=anchor,
+        )
+    experiment = part.experiment
+    content = [
+        element("p", f"{experiment.name} · {experiment.paper.label}", class_="kicker"),
+        element("h2", experiment.title, id=f"{anchor}.title"),
+        pill(part.label),
+    ]
+    if experiment.says:
+        content.append(element("p", element("b", "In the paper: "), experiment.says, class_="says"))
+    content += [comparison(experiment, table) for table in experiment.tables]
+    content.append(_protocol(experiment))
+    if part.figures:
+        content.append(element("div", *map(figure, part.figures), class_="figures"))
+    return element("section", *content, id=anchor, aria_labelledby=f"{anchor}.title")
+
+
+def _protocol(experiment: Experiment) -> Html:
+    pairs = [element("div", element("dt", name), element("dd", words)) for name, words in protocol(experiment)]
+    if typed := commands(experiment):
+        lines = join(element("code", command) for command in typed)
+        pairs.append(element("div", element("dt", "Command"), element("dd", lines)))
+    if not pairs:
+        pairs = [element("div", element("dt", "Runs"), element("dd", "none: nothing was trained for this"))]
+    notes = [element("p", experiment.notes, class_="notes")] if experiment.notes else []
+    return element("div", element("h3", "Protocol actually run"), element("dl", *pairs), *notes, class_="protocol")
+
+
+def figure(drawn: Drawn) -> Html:
+    """A figure and its caption, with links to its files."""
+    if drawn.svg is None:
+        return element("figure", element("figcaption", element("b", drawn.title), " ", drawn.caption))
+    files = [element("a", kind.upper(), href=f"{drawn.stem}.{kind}") for kind in ("svg", "png")]
+    caption = element("figcaption", element("b", drawn.title), " ", drawn.caption, " ", element("small", *files))
+    return element("figure", inline(drawn), caption)
+
+
+def pill(of: Label) -> Html:
+    """The protocol's label, which is not to be overlooked."""
+    return element("span", of.words, class_=f"pill {of.kind}")

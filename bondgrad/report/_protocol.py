@@ -1,0 +1,141 @@
+"""What was run of the paper's protocol, in words."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bondgrad.report._experiment import Experiment, Run
+
+
+@dataclass(frozen=True)
+class Label:
+    """What a reader has to know before the numbers."""
+
+    kind: str  # full, shortened, none, or broken
+    words: str
+
+
+def label(experiment: Experiment) -> Label:
+    """Whether the protocol is the paper's, and if not, what is less."""
+    runs, paper = experiment.runs, experiment.paper
+    missing = not_made(experiment)
+    if not runs:
+        return (
+            Label("shortened", f"shortened: {_runs(len(missing))} not made")
+            if missing
+            else Label("none", "no training")
+        )
+    less = []
+    epochs = _range([run.epochs for run in runs])
+    if paper.epochs is not None and min(run.epochs for run in runs) < paper.epochs:
+        less.append(f"{epochs} of {_counted(paper.epochs, 'epoch')}")
+    seeds = _seeds(experiment)
+    if paper.seeds is not None and min(seeds) < paper.seeds:
+        less.append(f"{_range(seeds)} of {_counted(paper.seeds, 'seed')}")
+    cut = [run.steps_of_epoch for run in runs if run.steps_of_epoch is not None]
+    if cut:
+        less.append(f"epochs cut to {_range(cut)} steps")
+    if unfinished := sum(run.epochs_run < run.epochs for run in runs):
+        less.append(f"{_runs(unfinished)} unfinished")
+    if missing:
+        less.append(f"{_runs(len(missing))} not made")
+    if less:
+        return Label("shortened", "shortened: " + ", ".join(less))
+    if paper.epochs is None and paper.seeds is None:
+        return Label("none", "no protocol to compare")
+    return Label("full", "full protocol")
+
+
+def not_made(experiment: Experiment) -> list[str]:
+    """Runs that a table asks for and that are not there."""
+    names = dict.fromkeys(row.run for table in experiment.tables for row in table.rows)
+    return [name for name in names if not experiment.of(name)]
+
+
+def protocol(experiment: Experiment) -> list[tuple[str, str]]:
+    """What was run, as pairs of a heading and words. Commands are apart, see `commands`."""
+    runs, paper = experiment.runs, experiment.paper
+    if not runs:
+        return []
+    pairs = [("Epochs", _epochs(runs, paper.epochs)), ("Seeds", _seeds_in_words(experiment))]
+    if any(run.steps_of_epoch is not None for run in runs):
+        pairs.append(("Length of an epoch", _by(runs, lambda run: _cut(run.steps_of_epoch))))
+    if unfinished := [run for run in runs if run.epochs_run < run.epochs]:
+        words = [f"{run.run}, seed {run.seed}: {run.epochs_run} of {run.epochs} epochs" for run in unfinished]
+        pairs.append(("Unfinished", _few(words, "; ")))
+    if missing := not_made(experiment):
+        pairs.append(("Not run", _few(missing)))
+    if any(run.batch is not None for run in runs):
+        pairs.append(("Batch", _by(runs, lambda run: str(run.batch))))
+    pairs.append(("Precision", _by(runs, lambda run: run.precision)))
+    pairs.append(("Steps", _by(runs, lambda run: "captured as a CUDA graph" if run.graph else "eager")))
+    elsewhere = f" (the paper: {paper.gpu})" if paper.gpu else ""
+    pairs.append(("Hardware", _by(runs, lambda run: run.hardware) + elsewhere))
+    pairs.append(("Versions", _by(runs, lambda run: f"bondgrad {run.bondgrad}, torch {run.torch}")))
+    return pairs
+
+
+def commands(experiment: Experiment) -> list[str]:
+    """What to type to get the same."""
+    return list(dict.fromkeys(run.command for run in experiment.runs))
+
+
+def hardware(experiment: Experiment) -> str:
+    """Every machine, once."""
+    return "; ".join(dict.fromkeys(run.hardware for run in experiment.runs)) or "-"
+
+
+def _epochs(runs: list[Run], paper: int | None) -> str:
+    epochs = [run.epochs for run in runs]
+    if paper is None:
+        return f"{_range(epochs)} epochs" if max(epochs) > 1 else "1 epoch"
+    if set(epochs) == {paper}:
+        return f"{_counted(paper, 'epoch')}, as in the paper"
+    if min(epochs) >= paper:
+        return f"{_range(epochs)} epochs, the paper {paper}"
+    return f"{_range(epochs)} of the paper's {_counted(paper, 'epoch')}"
+
+
+def _seeds(experiment: Experiment) -> list[int]:
+    """How many, for each name."""
+    names = dict.fromkeys(run.run for run in experiment.runs)
+    return [len({run.seed for run in experiment.of(name)}) for name in names]
+
+
+def _seeds_in_words(experiment: Experiment) -> str:
+    counts, paper = _seeds(experiment), experiment.paper.seeds
+    which = ", ".join(map(str, sorted({run.seed for run in experiment.runs})))
+    if paper is not None and min(counts) < paper:
+        return f"{_range(counts)} of {_counted(paper, 'seed')} ({which})"
+    same = ", as in the paper" if paper is not None and set(counts) == {paper} else ""
+    return f"{_range(counts)} seed{'s' * (max(counts) > 1)}{same} ({which})"
+
+
+def _by(runs: list[Run], words: Callable[[Run], str]) -> str:
+    """What is the same for all, or else what goes for whom."""
+    names: dict[str, list[str]] = {}
+    for run in runs:
+        names.setdefault(words(run), []).append(run.run)
+    if len(names) == 1:
+        return next(iter(names))
+    return "; ".join(f"{value} ({_few(list(dict.fromkeys(same)))})" for value, same in names.items())
+
+
+def _cut(steps: int | None) -> str:
+    return "whole" if steps is None else f"cut to {_counted(steps, 'step')}"
+
+
+def _few(words: list[str], between: str = ", ") -> str:
+    """The first of them, if there are many."""
+    return between.join(words if len(words) <= 4 else [*words[:3], f"and {len(words) - 3} more"])
+
+
+def _range(numbers: list[int]) -> str:
+    return f"{min(numbers)}" if min(numbers) == max(numbers) else f"{min(numbers)} to {max(numbers)}"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def _runs(number: int) -> str:
+    return _counted(number, "run")

@@ -1,0 +1,285 @@
+"""Experiments from their files: `bondgrad run` and `bondgrad reproduce`."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+import yaml
+from typer.testing import CliRunner
+
+from bondgrad.cli import main
+from bondgrad.experiments import config, task
+from bondgrad.experiments.cost import cost
+from bondgrad.experiments.store import slug
+from bondgrad.experiments.trainer import Run
+from bondgrad.networks import densenet, ffnn
+from tests.test_trainer import few_pictures  # noqa: F401
+
+SMALL = """
+title: Small
+data: california_housing
+loss: huber
+batch: 64
+epochs: 3
+steps: 30
+seeds: [1, 2]
+read_in: {kind: ffnn, sizes: [8, 20, 5], activation: relu}
+box: {kind: fixed, d_in: 5, hidden: 20, d_out: 5}
+read_out: {kind: ffnn, sizes: [5, 20, 1]}
+runs:
+  AD: {gradient: {method: AD}}
+  BOND: {}
+"""
+
+
+@pytest.fixture
+def small(tmp_path):
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALL)
+    return path
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def results(folder):
+    return {(run["run"], run["seed"]): run for run in json.loads((folder / "results.json").read_text())["runs"]}
+
+
+def shrunk(settings):
+    """The same with networks that take no time."""
+    changes = {"batch": 4, "steps": 1, "epochs": 1, "measure_every": 1}
+    if settings.read_in["kind"] == "densenet":
+        changes["read_in"] = settings.read_in | {"depth": 10, "growth": 4}
+    return changes
+
+
+@pytest.mark.parametrize("name", config.names())
+def test_every_result_takes_a_step(name, few_pictures, monkeypatch, tmp_path):  # noqa: F811
+    """Each distinct kind of run of each file, with its own boxes and methods, networks made small."""
+    from dataclasses import replace
+
+    experiment = config.load(config.PAPER / f"{name}.yaml")
+    if experiment.sweep is not None:
+        assert invoke("reproduce", name, "--output", tmp_path).exit_code == 0
+        lines = json.loads((tmp_path / "results.json").read_text())["lines"]
+        assert {line["label"] for line in lines} == {"on the bench", "device", "Rockmelon"}
+        return
+    if experiment.name != name:
+        assert experiment.name in config.names()
+        return
+    monkeypatch.setattr(
+        "bondgrad.experiments.model.NETWORKS",
+        {"ffnn": lambda **k: _ffnn(**k), "densenet": densenet, "resnet101": _small},
+    )
+    some = {repr(run.box) + run.gradient.method + repr(run.gradient.policy)[:12]: run for run in experiment.runs}
+    for settings in some.values():
+        if settings.data != "california_housing":
+            settings = replace(settings, read_out=settings.read_out)
+        run = Run(replace(settings, **shrunk(settings)), 42, tmp_path, torch.device("cpu"))
+        run.turn(1)
+        record = run.record()
+        assert run.done
+        assert record["failed"] is None
+        assert record["test_loss"] > 0
+        assert (record["sign_accuracy"] is None) == (settings.gradient.method == "AD")
+
+
+def _ffnn(sizes, activation="tanh"):
+    return ffnn(sizes, torch.nn.ReLU if activation == "relu" else torch.nn.Tanh)
+
+
+def _small(out_features):
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, out_features))
+
+
+def test_the_paper_s_parameter_counts():
+    counts = {}
+    for name in ("calhouse_scaling", "cifar100"):
+        experiment = config.load(config.PAPER / f"{name}.yaml")
+        for settings in experiment.runs:
+            if settings.gradient.method == "AD" and settings.box is not None:
+                continue
+            from bondgrad.experiments.model import build
+
+            parts = build(settings, 42, torch.device("cpu"))
+            trained = sum(p.numel() for part in parts[:2] for p in part.parameters())
+            counts[name, settings.run] = trained, sum(p.numel() for p in parts.exact.parameters()) if parts.exact else 0
+    assert counts["calhouse_scaling", "Fixed BOND"][0] == counts["calhouse_scaling", "No reservoir"][0] == 756_501
+    assert counts["calhouse_scaling", "Rockmelon BOND"] == (616_601, 758_002)
+    assert counts["cifar100", "Parallel BOND"] == (3_907_256, 110_500)
+    assert counts["cifar100", "Rockmelon BOND"] == (3_785_756, 758_002)
+
+
+def test_a_file_runs_and_says_what_it_did(small, tmp_path):
+    done = invoke("run", small, "--output", tmp_path / "out", "--device", "cpu")
+    assert done.exit_code == 0, done.output
+    runs = results(tmp_path / "out")
+    assert set(runs) == {("AD", 1), ("AD", 2), ("BOND", 1), ("BOND", 2)}
+    assert runs["BOND", 1]["sign_accuracy"] > 0.98
+    assert runs["BOND", 1]["epochs_run"] == 3
+    saved = yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())
+    assert saved["runs"]["BOND"]["gradient"]["policy"] == {"kind": "bond"}
+    assert saved["runs"]["AD"]["batch"] == 64
+    lines = (tmp_path / "out" / "runs" / "BOND-1.jsonl").read_text().splitlines()
+    assert [json.loads(line)["epoch"] for line in lines] == [1, 2, 3]
+    again = invoke("run", small, "--output", tmp_path / "out", "--device", "cpu")
+    assert again.output.count("done before") == 4
+
+
+def test_runs_of_several_commands_come_together(small, tmp_path):
+    for only in ("A*", "BOND"):
+        invoke("run", small, "--output", tmp_path / "out", "--only", only, "--seed", "1", "--device", "cpu")
+    assert list(results(tmp_path / "out")) == [("AD", 1), ("BOND", 1)]
+    assert list(yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())["runs"]) == ["AD", "BOND"]
+
+
+def test_side_by_side_or_one_after_the_other_is_the_same(small, tmp_path):
+    for n in (1, 4):
+        invoke("run", small, "--output", tmp_path / str(n), "--side-by-side", n, "--device", "cpu")
+    one, four = results(tmp_path / "1"), results(tmp_path / "4")
+    assert {key: run["curve"] for key, run in one.items()} == {key: run["curve"] for key, run in four.items()}
+
+
+def start(path, folder, *options):
+    program = "from bondgrad.cli import main; main()"
+    command = [sys.executable, "-c", program, "run", str(path), "--output", str(folder), "--device", "cpu", *options]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_killed_or_interrupted_it_goes_on_as_it_would_have(how, tmp_path):
+    path = tmp_path / "long.yaml"
+    path.write_text(SMALL.replace("epochs: 3", "epochs: 6").replace("steps: 30", "steps: 200"))
+    program = "import bondgrad.experiments.runner as r; r.SAVE_EVERY = 0.2; from bondgrad.cli import main; main()"
+    arguments = ["run", str(path), "--device", "cpu", "--seed", "1", "--output"]
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    subprocess.run([sys.executable, "-c", program, *arguments, str(whole)], check=True, capture_output=True)
+    first = subprocess.Popen(
+        [sys.executable, "-c", program, *arguments, str(broken)], stdout=subprocess.PIPE, text=True
+    )
+    checkpoint = broken / "runs" / "BOND-1.pt"
+    lines = broken / "runs" / "BOND-1.jsonl"
+    while first.poll() is None and not (checkpoint.exists() and lines.exists() and lines.read_text().count("\n") >= 2):
+        time.sleep(0.02)
+    os.kill(first.pid, how)
+    said = first.communicate()[0]
+    assert first.returncode == (-9 if how == signal.SIGKILL else 130), said
+    assert checkpoint.exists()
+    second = subprocess.run([sys.executable, "-c", program, *arguments, str(broken)], capture_output=True, text=True)
+    assert second.returncode == 0, second.stderr
+    assert "goes on after" in second.stdout
+    clock = ("loop_ms", "seconds", "command")
+    one, other = (
+        {key: {n: v for n, v in run.items() if n not in clock} for key, run in results(f).items()}
+        for f in (whole, broken)
+    )
+    assert one == other
+    assert lines.read_text() == (whole / "runs" / "BOND-1.jsonl").read_text()
+    assert not checkpoint.exists()
+
+
+def test_other_settings_are_not_mixed_in(small, tmp_path):
+    invoke("run", small, "--output", tmp_path / "out", "--device", "cpu")
+    done = invoke("run", small, "--output", tmp_path / "out", "--epochs", "5", "--device", "cpu")
+    assert done.exit_code == 2
+    assert "other settings (epochs was 3, is 5)" in done.output
+
+
+def test_a_run_that_diverges_does_not_take_the_others_with_it(small, tmp_path):
+    small.write_text(SMALL + "  wild: {gradient: {method: AD}, optimizer: {kind: sgd, rate: 1e30}}\n")
+    done = invoke("run", small, "--output", tmp_path / "out", "--seed", "1", "--device", "cpu")
+    assert done.exit_code == 0
+    runs = results(tmp_path / "out")
+    assert runs["wild", 1]["failed"]
+    assert runs["BOND", 1]["epochs_run"] == 3
+
+
+def test_tensorboard(small, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    done = invoke("run", small, "--output", tmp_path / "out", "--tensorboard", "--seed", "1", "--device", "cpu")
+    assert done.exit_code == 0, done.output
+    events = EventAccumulator(str(tmp_path / "out" / "runs" / "tensorboard" / "BOND-1")).Reload()
+    written = [event.value for event in events.Scalars("test_loss")]
+    assert written == pytest.approx(results(tmp_path / "out")["BOND", 1]["curve"]["test_loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (("batch: 64", "bach: 64"), "nothing is called bach"),
+        (("kind: fixed", "kind: fixt"), "kind must be one of fixed, parallel"),
+        (("method: AD", "method: ADD"), "method must be one of AD, BOND"),
+        (("hidden: 20", "hiden: 20"), "hiden"),
+        (("loss: huber", "loss: hubris"), "loss must be one of"),
+        (("batch: 64", "batch: 0"), "batch must be a positive"),
+        (("data: california_housing", "data: calfornia"), "data must be one of"),
+        (("AD: {", "AD: {box: {kind: none"), "small.yaml could not be read"),
+    ],
+)
+def test_mistakes_are_named(change, says, small, tmp_path):
+    small.write_text(SMALL.replace(*change))
+    done = invoke("run", small, "--output", tmp_path / "out", "--device", "cpu")
+    assert done.exit_code == 2
+    assert says in " ".join(done.output.split())
+
+
+def test_missing_pictures_are_asked_for(tmp_path):
+    done = invoke("reproduce", "cifar100", "--data", tmp_path, "--output", tmp_path / "out", "--device", "cpu")
+    assert done.exit_code == 2
+    assert "cifar-100-binary.tar.gz" in done.output
+
+
+def test_an_unknown_result_is_refused_with_those_there_are():
+    done = invoke("reproduce", "calhous")
+    assert done.exit_code == 2
+    assert "calhouse_scaling" in done.output.replace("\n", "")
+
+
+def test_the_list_names_all_with_their_cost():
+    shown = CliRunner().invoke(main, ["reproduce", "--list"], env={"COLUMNS": "200"}).output
+    assert all(name in shown for name in config.names())
+    assert "743,040" in shown
+
+
+def test_cost():
+    experiment = config.load(config.PAPER / "calhouse.yaml")
+    bond = experiment.only(["NFN BOND"])
+    assert cost(bond) == (3 * 100 * 258, 3 * 100 * 258 * 64 * 11)
+    assert cost(experiment.only(["NFN SPSA"])).evaluations == 3 * 100 * 258 * 64 * 3
+    scaling = config.load(config.PAPER / "calhouse_scaling.yaml")
+    parallel, rockmelon = (cost(scaling.only([f"{name} BOND"])) for name in ("Parallel", "Rockmelon"))
+    assert (parallel.evaluations, rockmelon.evaluations) == tuple(3 * 80 * 516 * 32 * n for n in (11, 21))
+
+
+def test_numbers_without_a_point_are_numbers(small):
+    small.write_text(SMALL + "optimizer: {rate: 1e-4}\n")
+    assert config.load(small).runs[0].optimizer.rate == 1e-4
+
+
+def test_a_grid_is_all_combinations():
+    sweep = config.load(config.PAPER / "fixed_perturbation_sweep_housing.yaml")
+    by_name = {run.run: run for run in sweep.runs}
+    assert len(by_name) == 16 * 6 + 6
+    run = by_name["σ 0.001, noise 1e-05"]
+    assert run.gradient.policy == {"kind": "gaussian", "sigma": 1e-3}
+    assert (run.box["noise"], run.at) == (1e-5, {"noise": 1e-5, "sigma": 1e-3})
+
+
+def test_schedules_are_the_paper_s():
+    housing = config.Schedule((0.5, 0.75), (1, 0.1, 0.01))
+    assert [housing(e, 100) for e in (0, 49, 50, 75, 76, 99)] == [1, 1, 0.1, 0.1, 0.01, 0.01]
+    pictures = config.Schedule((0.5, 0.65, 0.8, 0.9), (1, 0.5, 0.1, 0.05, 0.01))
+    assert [pictures(e, 100) for e in (49, 50, 65, 66, 80, 81, 90, 91)] == [1, 0.5, 0.5, 0.1, 0.1, 0.05, 0.05, 0.01]
+
+
+def test_file_names_are_tame():
+    assert slug("NEN BOND, through time/..") == "NEN_BOND_through_time_.."
+    assert task.CROP.keys() == task.PICTURES.keys()
