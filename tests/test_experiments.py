@@ -6,19 +6,21 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 import yaml
+from torch import nn
 from typer.testing import CliRunner
 
 from bondgrad.cli import main
 from bondgrad.experiments import config, task
 from bondgrad.experiments.cost import cost
+from bondgrad.experiments.model import NETWORKS, build
 from bondgrad.experiments.store import slug
 from bondgrad.experiments.trainer import Run
-from bondgrad.networks import densenet, ffnn
-from tests.test_trainer import few_pictures  # noqa: F401
+from tests.test_trainer import few_pictures
 
 SMALL = """
 title: Small
@@ -61,27 +63,22 @@ def shrunk(settings):
 
 
 @pytest.mark.parametrize("name", config.names())
-def test_every_result_takes_a_step(name, few_pictures, monkeypatch, tmp_path):  # noqa: F811
-    """Each distinct kind of run of each file, with its own boxes and methods, networks made small."""
-    from dataclasses import replace
-
+def test_every_result_takes_a_step(name, monkeypatch, tmp_path):
+    """Every box and method of each file, with networks made small."""
+    few_pictures(monkeypatch)
+    monkeypatch.setitem(
+        NETWORKS, "resnet101", lambda out_features: nn.Sequential(nn.Flatten(), nn.LazyLinear(out_features))
+    )
     experiment = config.load(config.PAPER / f"{name}.yaml")
     if experiment.sweep is not None:
         assert invoke("reproduce", name, "--output", tmp_path).exit_code == 0
         lines = json.loads((tmp_path / "results.json").read_text())["lines"]
         assert {line["label"] for line in lines} == {"on the bench", "device", "Rockmelon"}
-        return
     if experiment.name != name:
         assert experiment.name in config.names()
         return
-    monkeypatch.setattr(
-        "bondgrad.experiments.model.NETWORKS",
-        {"ffnn": lambda **k: _ffnn(**k), "densenet": densenet, "resnet101": _small},
-    )
-    some = {repr(run.box) + run.gradient.method + repr(run.gradient.policy)[:12]: run for run in experiment.runs}
+    some = {(repr(run.box), run.gradient.method, *run.gradient.policy): run for run in experiment.runs}
     for settings in some.values():
-        if settings.data != "california_housing":
-            settings = replace(settings, read_out=settings.read_out)
         run = Run(replace(settings, **shrunk(settings)), 42, tmp_path, torch.device("cpu"))
         run.turn(1)
         record = run.record()
@@ -91,14 +88,6 @@ def test_every_result_takes_a_step(name, few_pictures, monkeypatch, tmp_path):  
         assert (record["sign_accuracy"] is None) == (settings.gradient.method == "AD")
 
 
-def _ffnn(sizes, activation="tanh"):
-    return ffnn(sizes, torch.nn.ReLU if activation == "relu" else torch.nn.Tanh)
-
-
-def _small(out_features):
-    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, out_features))
-
-
 def test_the_paper_s_parameter_counts():
     counts = {}
     for name in ("calhouse_scaling", "cifar100"):
@@ -106,8 +95,6 @@ def test_the_paper_s_parameter_counts():
         for settings in experiment.runs:
             if settings.gradient.method == "AD" and settings.box is not None:
                 continue
-            from bondgrad.experiments.model import build
-
             parts = build(settings, 42, torch.device("cpu"))
             trained = sum(p.numel() for part in parts[:2] for p in part.parameters())
             counts[name, settings.run] = trained, sum(p.numel() for p in parts.exact.parameters()) if parts.exact else 0
@@ -147,39 +134,27 @@ def test_side_by_side_or_one_after_the_other_is_the_same(small, tmp_path):
     assert {key: run["curve"] for key, run in one.items()} == {key: run["curve"] for key, run in four.items()}
 
 
-def start(path, folder, *options):
-    program = "from bondgrad.cli import main; main()"
-    command = [sys.executable, "-c", program, "run", str(path), "--output", str(folder), "--device", "cpu", *options]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_killed_or_interrupted_it_goes_on_as_it_would_have(how, tmp_path):
-    path = tmp_path / "long.yaml"
-    path.write_text(SMALL.replace("epochs: 3", "epochs: 6").replace("steps: 30", "steps: 200"))
-    program = "import bondgrad.experiments.runner as r; r.SAVE_EVERY = 0.2; from bondgrad.cli import main; main()"
-    arguments = ["run", str(path), "--device", "cpu", "--seed", "1", "--output"]
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    subprocess.run([sys.executable, "-c", program, *arguments, str(whole)], check=True, capture_output=True)
-    first = subprocess.Popen(
-        [sys.executable, "-c", program, *arguments, str(broken)], stdout=subprocess.PIPE, text=True
-    )
-    checkpoint = broken / "runs" / "BOND-1.pt"
-    lines = broken / "runs" / "BOND-1.jsonl"
+    path, whole, broken = tmp_path / "long.yaml", tmp_path / "whole", tmp_path / "broken"
+    path.write_text(SMALL.replace("epochs: 3", "epochs: 4").replace("steps: 30", "steps: 120"))
+    options = ("run", path, "--device", "cpu", "--seed", "1", "--output")
+    assert invoke(*options, whole).exit_code == 0
+    program = "import bondgrad.experiments.runner as r; r.SAVE_EVERY = 0.1; from bondgrad.cli import main; main()"
+    command = [sys.executable, "-c", program, *map(str, options), str(broken)]
+    first = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    checkpoint, lines = broken / "runs" / "BOND-1.pt", broken / "runs" / "BOND-1.jsonl"
     while first.poll() is None and not (checkpoint.exists() and lines.exists() and lines.read_text().count("\n") >= 2):
         time.sleep(0.02)
     os.kill(first.pid, how)
     said = first.communicate()[0]
     assert first.returncode == (-9 if how == signal.SIGKILL else 130), said
     assert checkpoint.exists()
-    second = subprocess.run([sys.executable, "-c", program, *arguments, str(broken)], capture_output=True, text=True)
-    assert second.returncode == 0, second.stderr
-    assert "goes on after" in second.stdout
-    clock = ("loop_ms", "seconds", "command")
-    one, other = (
-        {key: {n: v for n, v in run.items() if n not in clock} for key, run in results(f).items()}
-        for f in (whole, broken)
-    )
+    second = invoke(*options, broken)
+    assert second.exit_code == 0, second.output
+    assert "goes on after" in second.output
+    clock = {"loop_ms": 0, "seconds": 0, "command": ""}
+    one, other = ({key: run | clock for key, run in results(folder).items()} for folder in (whole, broken))
     assert one == other
     assert lines.read_text() == (whole / "runs" / "BOND-1.jsonl").read_text()
     assert not checkpoint.exists()

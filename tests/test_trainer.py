@@ -59,7 +59,12 @@ WAYS["pictures, SPSA"] = replace(PICTURES, gradient=Gradient("SPSA"))
 
 
 @pytest.fixture(autouse=True)
+def pictures(monkeypatch):
+    few_pictures(monkeypatch)
+
+
 def few_pictures(monkeypatch):
+    """Random ones in the place of all data sets."""
     random = torch.Generator().manual_seed(0)
 
     def pictures(name, folder):

@@ -1,5 +1,6 @@
 """California Housing, shipped with the package."""
 
+import functools
 import lzma
 from importlib.resources import files
 from typing import NamedTuple
@@ -32,6 +33,7 @@ def california_housing(seed: int) -> CaliforniaHousing:
     return CaliforniaHousing(*(torch.from_numpy(part).float() for part in parts))
 
 
+@functools.cache
 def read_table() -> np.ndarray:
     """The raw table, float64 [20640, 9]."""
     path = files("bondgrad.data") / "california_housing.csv.xz"

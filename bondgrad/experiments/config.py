@@ -205,6 +205,8 @@ def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 def _settings(run: str, values: dict[str, Any]) -> Settings:
     """Checked: a name that nothing knows is a mistake."""
     values = dict(values)
+    if "policy" in values.get("gradient", {}):
+        values["gradient"] = values["gradient"] | {"policy": {"kind": "bond", **values["gradient"]["policy"]}}
     kinds: dict[str, Any] = {"gradient": Gradient, "optimizer": Optimizer, "schedule": Schedule}
     for name, kind in kinds.items():
         if name in values:

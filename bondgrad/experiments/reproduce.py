@@ -41,11 +41,11 @@ def run_experiment(experiment: Experiment, options: Options, console: Console) -
     changes = {name: getattr(options, name) for name in ("epochs", "steps", "measure_every", "precision", "graph")}
     whole = experiment.changed(options.seeds, **changes)
     chosen = whole.only(options.only) if options.only else whole
-    store = Store(options.output, chosen, options.command, options.tensorboard)
-    store.config(whole)
+    store = Store(options.output, whole, options.command, options.tensorboard)
+    store.config()
     if chosen.sweep is not None:
         store.results(gate_sweep(**chosen.sweep))
-    finished = Runner(store, options.pictures, options.device, options.at_once).run(console)
+    finished = Runner(chosen, store, options.pictures, options.device, options.at_once).run(console)
     results = store.results()
     where = escape(str(options.output))
     if not finished:

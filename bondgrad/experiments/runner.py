@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from bondgrad.experiments.config import Settings
+from bondgrad.experiments.config import Experiment, Settings
 from bondgrad.experiments.interrupt import interrupts
 from bondgrad.experiments.store import Store
 from bondgrad.experiments.trainer import Run
@@ -27,21 +27,25 @@ class Runner:
     alike; on a GPU each has a stream of its own, and their work overlaps but for the turns that are timed.
 
     Args:
+        experiment: Whose runs.
         store: Where they are kept.
         folder: Of the pictures.
         device: Where the work is done.
         at_once: Runs at a time.
     """
 
-    def __init__(self, store: Store, folder: Path, device: torch.device, at_once: int = AT_ONCE) -> None:
-        self.store, self.folder, self.device, self.at_once = store, folder, device, at_once
+    def __init__(
+        self, experiment: Experiment, store: Store, folder: Path, device: torch.device, at_once: int = AT_ONCE
+    ) -> None:
+        self.experiment, self.store, self.folder, self.device = experiment, store, folder, device
+        self.at_once = at_once
         self.stopped = False  # by whoever sets it, after the turn at hand
 
     def run(self, console: Console) -> bool:
         """All of it; False if it was interrupted."""
         todo: list[tuple[Settings, int]] = []
-        for seed in self.store.experiment.seeds:
-            for settings in self.store.experiment.runs:
+        for seed in self.experiment.seeds:
+            for settings in self.experiment.runs:
                 if self.store.finished(settings.run, seed, settings.as_dict()):
                     console.print(f"{escape(settings.run)}, seed {seed}: done before")
                 else:

@@ -27,7 +27,7 @@ class Store:
 
     Args:
         folder: Made if need be.
-        experiment: Whose runs.
+        experiment: Whose runs; all of them, also those of other commands.
         command: That a person would type for them.
         tensorboard: Whether to write event files as well.
     """
@@ -133,9 +133,9 @@ class Store:
         )
         return results
 
-    def config(self, whole: Experiment) -> None:
-        """Write down the experiment, with all its runs."""
-        text = yaml.safe_dump(whole.as_dict(), sort_keys=False, allow_unicode=True, width=120)
+    def config(self) -> None:
+        """Write down the experiment."""
+        text = yaml.safe_dump(self.experiment.as_dict(), sort_keys=False, allow_unicode=True, width=120)
         _write(self.folder / "config.yaml", text)
 
 

@@ -55,6 +55,10 @@ class Run:
         self._seen: Step | None = None
         if self.parts.black_box is not None:
             self.parts.black_box.register_step_hook(self._saw)
+        if len(self.task.x_train) < settings.batch:
+            raise ValueError(
+                f"batch must be at most {len(self.task.x_train)}, the rows there are, got {settings.batch}"
+            )
         self._rows = self._shuffled()
         self.epoch = self.batch = self.steps = 0  # that come next
         self.loss_sum = torch.zeros((), device=device)  # of this epoch
