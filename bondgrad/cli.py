@@ -135,6 +135,7 @@ Half = Annotated[bool, typer.Option("--bfloat16", help="Networks in bfloat16; bo
 Eager = Annotated[bool, typer.Option("--eager", help="No CUDA graphs.")]
 Where = Annotated[str, typer.Option(help="cpu or cuda.", show_default="cuda, if there is one")]
 AtOnce = Annotated[int, typer.Option(min=1, help="Runs that go on at the same time.")]
+Untimed = Annotated[bool, typer.Option("--untimed", help="Other work shares the machine: report no loop times.")]
 Board = Annotated[bool, typer.Option("--tensorboard", help="Write event files as well.")]
 
 
@@ -152,11 +153,12 @@ def run(
     data: Data = Path("data"),
     device: Where = "",
     side_by_side: AtOnce = 8,
+    untimed: Untimed = False,
     tensorboard: Board = False,
 ) -> None:
     """Train what a file says. Interrupted or killed, the same command goes on where it was."""
     settings = {"epochs": epochs, "steps": steps, "measure_every": measure_every, "at_once": side_by_side}
-    switches = {"precision": "bfloat16" if bfloat16 else None, "graph": False if eager else None}
+    switches = {"precision": "bfloat16" if bfloat16 else None, "graph": False if eager else None, "timed": not untimed}
     _experiment(file, output, only, seed, data, device, tensorboard, settings | switches)
 
 
@@ -175,6 +177,7 @@ def reproduce(
     data: Data = Path("data"),
     device: Where = "",
     side_by_side: AtOnce = 8,
+    untimed: Untimed = False,
     tensorboard: Board = False,
 ) -> None:
     """Run one of the paper's results, and put ours beside the paper's."""
@@ -189,7 +192,7 @@ def reproduce(
     if name not in config.names():
         raise typer.BadParameter(f"{name!r} is not one of {', '.join(config.names())}", param_hint="NAME")
     settings = {"epochs": epochs, "steps": steps, "measure_every": measure_every, "at_once": side_by_side}
-    switches = {"precision": "bfloat16" if bfloat16 else None, "graph": False if eager else None}
+    switches = {"precision": "bfloat16" if bfloat16 else None, "graph": False if eager else None, "timed": not untimed}
     _experiment(config.PAPER / f"{name}.yaml", output, only, seed, data, device, tensorboard, settings | switches)
 
 

@@ -99,6 +99,7 @@ def test_a_box_on_another_device_than_x(where, estimator):
     assert layer.policy_state.sums.any()
 
 
+@pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")  # by torch, if it is the first to do so in its thread
 def test_a_function_that_moves_its_rows_itself():
     net = ffnn([4, 16, 6]).cuda()
     layer = BlackBox(lambda x: net(x.cuda()), 4, policy=Fixed(1e-2))

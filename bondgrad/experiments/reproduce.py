@@ -33,6 +33,7 @@ class Options:
     precision: str | None = None
     graph: bool | None = None
     at_once: int = AT_ONCE
+    timed: bool = True
     tensorboard: bool = False
 
 
@@ -45,7 +46,7 @@ def run_experiment(experiment: Experiment, options: Options, console: Console) -
     store.config()
     if chosen.sweep is not None:
         store.results(gate_sweep(**chosen.sweep))
-    finished = Runner(chosen, store, options.pictures, options.device, options.at_once).run(console)
+    finished = Runner(chosen, store, options.pictures, options.device, options.at_once, options.timed).run(console)
     results = store.results()
     where = escape(str(options.output))
     if not finished:

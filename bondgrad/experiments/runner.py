@@ -32,13 +32,20 @@ class Runner:
         folder: Of the pictures.
         device: Where the work is done.
         at_once: Runs at a time.
+        timed: Whether to measure the time of steps; not where other work shares the machine.
     """
 
     def __init__(
-        self, experiment: Experiment, store: Store, folder: Path, device: torch.device, at_once: int = AT_ONCE
+        self,
+        experiment: Experiment,
+        store: Store,
+        folder: Path,
+        device: torch.device,
+        at_once: int = AT_ONCE,
+        timed: bool = True,
     ) -> None:
         self.experiment, self.store, self.folder, self.device = experiment, store, folder, device
-        self.at_once = at_once
+        self.at_once, self.timed = at_once, timed
         self.stopped = False  # by whoever sets it, after the turn at hand
 
     def run(self, console: Console) -> bool:
@@ -100,8 +107,8 @@ class Runner:
                 if run.done:
                     continue
                 with streams[run]:
-                    number = run.batch // size
-                    yield run, run.turn(size, timed=number % 8 == 2)
+                    timed = self.timed and (self.device.type == "cpu" or run.batch // size % 8 == 2)
+                    yield run, run.turn(size, timed)
                     if run.batch == 0 or run.failed is not None:
                         self.store.epoch(run)
             if self.stopped or time.monotonic() - saved > SAVE_EVERY:

@@ -161,7 +161,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _write(path: Path, text: str) -> None:
-    half_written = path.with_name(path.name + ".part")
+    half_written = path.with_name(f"{path.name}.{os.getpid()}.part")  # another command may be writing the same file
     half_written.write_text(text)
     half_written.replace(path)
 

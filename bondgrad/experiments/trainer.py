@@ -91,8 +91,9 @@ class Run:
         if timed and on_gpu:
             torch.cuda.synchronize(self.device)
         start = time.perf_counter()
-        for _ in range(n):
-            self._one(compare=not (timed and on_gpu))
+        with _reproducible():
+            for _ in range(n):
+                self._one(timed, compare=not (timed and on_gpu))
         if timed and on_gpu:
             torch.cuda.synchronize(self.device)
             self.milliseconds.append(1e3 * (time.perf_counter() - start) / n)
@@ -101,7 +102,7 @@ class Run:
         self.seconds += time.perf_counter() - begun
         return n
 
-    def _one(self, compare: bool) -> None:
+    def _one(self, timed: bool, compare: bool) -> None:
         """One step, and a look at it if that is due."""
         clock = time.perf_counter()
         rows = self._rows[self.batch]
@@ -114,7 +115,7 @@ class Run:
         before = self._before(x, y) if compare else None
         clock = time.perf_counter()
         loss = self._take(x, y)
-        if self.device.type == "cpu":
+        if timed and self.device.type == "cpu":
             self.milliseconds.append(1e3 * (spent + time.perf_counter() - clock))
         self.loss_sum += loss
         if compare:
@@ -344,6 +345,12 @@ class Run:
             "curve": {name: [entry[name] for entry in self.history] for name in names},
             "trace": thinned(self.trace) if self.trace else None,
         }
+
+
+def _reproducible() -> contextlib.AbstractContextManager[Any]:
+    """Convolutions that give the same numbers each time, so that a resumed run is the one that was interrupted."""
+    exact = torch.backends.cudnn.allow_tf32  # as it is set
+    return torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=exact)
 
 
 def thinned(trace: list[list[float]], windows: int = WINDOWS) -> dict[str, list[float | None]]:
