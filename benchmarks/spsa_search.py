@@ -6,24 +6,31 @@ Ten epochs, two seeds, every pair of the values that the paper searched in its a
 """
 
 import statistics
+from dataclasses import replace
+from pathlib import Path
 
+import torch
 from record import save
 
-from bondgrad.experiments.housing import HousingRun
+from bondgrad.experiments import config
+from bondgrad.experiments.trainer import Run
 
 EPOCHS, SEEDS = 10, (42, 63)
 
 
 def main() -> None:
     """All pairs."""
+    (paper,) = config.load(config.PAPER / "calhouse.yaml").only(["NFN SPSA"]).runs
     numbers = []
     for rate in (1e-2, 1e-3, 1e-4):
         for mu in (1e-2, 1e-3, 1e-4):
-            runs = [HousingRun("SPSA", seed, EPOCHS, rate=rate, spsa_mu=mu) for seed in SEEDS]
+            how = replace(paper.gradient, mu=mu), replace(paper.optimizer, rate=rate)
+            settings = replace(paper, gradient=how[0], optimizer=how[1], epochs=EPOCHS, measure_every=0)
+            runs = [Run(settings, seed, Path(), torch.device("cpu")) for seed in SEEDS]
             for run in runs:
-                for _ in range(EPOCHS):
-                    list(run.epoch())
-            losses = [run.test_loss[-1] for run in runs]
+                while not run.done:
+                    run.turn(100)
+            losses = [run.history[-1]["test_loss"] for run in runs]
             numbers.append({"rate": rate, "mu": mu, "test_loss": losses})
             print(f"rate {rate:.0e}, mu {mu:.0e}: test loss {statistics.fmean(losses):.3f}", flush=True)
     save("spsa_search", numbers)

@@ -233,3 +233,24 @@ def _experiment(
         raise typer.Exit(2) from error
     if not done:
         raise typer.Exit(130)
+
+
+@main.command()
+def report(
+    results: Annotated[Path, typer.Argument(file_okay=False, help="Folder with a folder for each experiment.")] = Path(
+        "results"
+    ),
+    output: Annotated[Path, typer.Option(file_okay=False, help="Folder for the page and its figures.")] = Path(
+        "report"
+    ),
+) -> None:
+    """Make a page of results: each beside the paper's value, with how it was run. Trains nothing."""
+    from rich.console import Console
+
+    from bondgrad.report import report_command
+
+    try:
+        report_command(results, output, Console())
+    except ValueError as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(2) from error

@@ -9,7 +9,7 @@ import pytest
 
 from bondgrad._version import __version__
 from bondgrad.experiments.demo import run_demo
-from bondgrad.experiments.housing import HousingRun
+from bondgrad.experiments.trainer import Run
 
 
 def bondgrad(*arguments, cwd):
@@ -38,24 +38,17 @@ def test_two_epochs(tmp_path):
 def test_an_interrupt_loses_nothing(tmp_path, monkeypatch):
     from rich.console import Console
 
-    whole = HousingRun.epoch
+    whole = Run.turn
 
-    def interrupted(self):
-        if len(self.test_loss) == 1 and self.method == "BONDS":
+    def interrupted(self, steps, timed):
+        if len(self.history) == 1 and self.settings.gradient.method == "BONDS":
             raise KeyboardInterrupt
-        yield from whole(self)
+        return whole(self, steps, timed)
 
-    monkeypatch.setattr(HousingRun, "epoch", interrupted)
-    monkeypatch.setattr("bondgrad.experiments.housing.BATCH", 2048)
+    monkeypatch.setattr(Run, "turn", interrupted)
+    monkeypatch.setattr(Run, "steps_of_epoch", 8)
     run_demo(5, [42], tmp_path, Console(quiet=True))
     assert [len(run["test_loss"]) for run in json.loads((tmp_path / "demo.json").read_text())["runs"]] == [1] * 4
-
-
-def test_methods_start_from_the_same_network():
-    runs = [HousingRun(method, 7, 1) for method in ("AD", "BOND", "SPSA")]
-    for name in ("read_in", "exact_box", "read_out"):
-        first, *others = (list(getattr(run, name).parameters()) for run in runs)
-        assert all(a.equal(b) for other in others for a, b in zip(first, other, strict=True))
 
 
 @pytest.mark.parametrize(("arguments", "says"), [(["--version"], __version__), (["--help"], "demo")])

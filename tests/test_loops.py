@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from bondgrad import BlackBox, BoxError
 from bondgrad.data import california_housing
-from bondgrad.experiments.housing import HousingRun
+from bondgrad.experiments.demo import demo_runs
 from bondgrad.metrics import exact_vjp
 from bondgrad.networks import ffnn
 from bondgrad.policies import Fixed
@@ -19,9 +19,9 @@ from tests.helpers import close, gradient, on_each_device, same_state
 
 
 def demo_model():
-    run = HousingRun("BOND", seed=0, epochs=1)
-    run.black_box._step_hooks.clear()
-    return nn.Sequential(run.read_in, run.black_box, run.read_out)
+    parts = demo_runs(seed=0, epochs=1)[1].parts
+    parts.black_box._step_hooks.clear()
+    return nn.Sequential(parts.read_in, parts.black_box, parts.read_out)
 
 
 def demo_data():

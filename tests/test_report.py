@@ -150,8 +150,8 @@ def test_what_is_broken_is_named_and_the_rest_is_there(made):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda config, found: config.pop("title"), "config.yaml: title is missing"),
-        (lambda config, found: config.update(paper=None), "config.yaml: paper must have keys and values, got None"),
+        (lambda config, found: config.pop("name"), "config.yaml: name is missing"),
+        (lambda config, found: config.update(paper=3), "config.yaml: paper must have keys and values, got 3"),
         (lambda config, found: config["tables"][0].update(columns=["speed"]), "tables[0]: columns must be out of"),
         (lambda config, found: config["figures"][0].update(kind="pie"), "figures[0]: kind must be one of"),
         (lambda config, found: config["figures"][0].update(y="speed"), "figures[0]: y must be one of"),

@@ -175,7 +175,20 @@ def _experiment(document: dict[str, Any], name: str) -> Experiment:
     if not named and not sweep:
         raise ValueError("there are no runs")
     runs = tuple(_settings(run, _merged(document, override)) for run, override in named)
+    shown = {"title": name, **shown}
+    if "tables" not in shown and "figures" not in shown:
+        shown |= _plain_view(runs)
     return Experiment(name, runs, seeds, shown, sweep)
+
+
+def _plain_view(runs: tuple[Settings, ...]) -> dict[str, Any]:
+    """A table and curves, where a file does not say what is to be shown."""
+    y = "accuracy" if any(run.loss == "cross_entropy" for run in runs) else "test_loss"
+    columns = [y, "sign_accuracy", "loop_ms", "evaluations_per_step"]
+    return {
+        "tables": [{"columns": columns, "rows": [{"run": run.run} for run in runs]}],
+        "figures": [{"kind": "curves", "title": "On the test set", "y": y}],
+    }
 
 
 def _grid(block: dict[str, Any]) -> Iterable[tuple[str, dict[str, Any]]]:

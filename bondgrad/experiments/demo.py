@@ -4,8 +4,7 @@ import json
 import os
 import platform
 import statistics
-from collections.abc import Iterator
-from itertools import zip_longest
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from bondgrad._version import __version__
-from bondgrad.experiments.housing import BATCH, METHODS, SPSA_MU, HousingRun, Method
+from bondgrad.experiments import config
+from bondgrad.experiments.trainer import LOOK, Run
 
+# SPSA has a tenth of the paper's rate, with which it hardly leaves the start here: see benchmarks/spsa_search.py.
+RUNS = ("NFN AD", "NFN BOND", "NFN BONDS", "NFN SPSA, rate 0.001")
 COLOURS = {"AD": "#444444", "BOND": "#1f77b4", "BONDS": "#2ca02c", "SPSA": "#d62728"}
 
 
@@ -27,15 +29,15 @@ def run_demo(epochs: int, seeds: list[int], output: Path, console: Console) -> N
         "gradient (AD), and with three methods that may only call the box: BOND, BONDS and SPSA.\n"
     )
     output.mkdir(parents=True, exist_ok=True)
-    runs: list[HousingRun] = []
+    runs: list[Run] = []
     try:
         for seed in seeds:
-            batch = [HousingRun(method, seed, epochs) for method in METHODS]
+            batch = demo_runs(seed, epochs)
             runs += batch
             train_side_by_side(batch, console)
     except KeyboardInterrupt:
         console.print("[yellow]Interrupted:[/] what follows is what was measured until now.")
-    runs = [run for run in runs if run.test_loss]
+    runs = [run for run in runs if run.history]
     if not runs:
         console.print("Not one epoch was finished, so there is nothing to show.")
         return
@@ -46,7 +48,14 @@ def run_demo(epochs: int, seeds: list[int], output: Path, console: Console) -> N
     console.print(f"Curves in [bold]{output / 'demo.png'}[/], numbers in [bold]{output / 'demo.json'}[/].")
 
 
-def train_side_by_side(runs: list[HousingRun], console: Console) -> None:
+def demo_runs(seed: int, epochs: int) -> list[Run]:
+    """The paper's experiment, one run for each method."""
+    paper = config.load(config.PAPER / "calhouse.yaml").only(RUNS)
+    here = torch.device("cpu")
+    return [Run(replace(settings, epochs=epochs), seed, Path(), here) for settings in paper.runs]
+
+
+def train_side_by_side(runs: list[Run], console: Console) -> None:
     """One step of each in turn, so that whatever else the machine does falls on all alike."""
     columns = (
         TextColumn("{task.description:>5s}"),
@@ -55,46 +64,61 @@ def train_side_by_side(runs: list[HousingRun], console: Console) -> None:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console) as progress:
-        tasks = {run: progress.add_task(run.method, total=run.epochs, epoch=0, loss="-", signs="-") for run in runs}
-        for epoch in range(runs[0].epochs):
-            turns: list[Iterator[float]] = [run.epoch() for run in runs]
-            for done in zip_longest(*turns):
-                for run, part in zip(runs, done, strict=True):
-                    progress.update(tasks[run], completed=epoch + (part or 1.0))
+        total = runs[0].settings.epochs * runs[0].steps_of_epoch
+        tasks = {run: progress.add_task(method(run), total=total, epoch=0, loss="-", signs="-") for run in runs}
+        while not runs[-1].done:
             for run in runs:
-                signs = f"{100 * statistics.fmean(run.signs):.2f} %" if run.signs else "-"
-                progress.update(tasks[run], epoch=epoch + 1, loss=f"{run.test_loss[-1]:.3f}", signs=signs)
+                progress.advance(tasks[run], run.turn(1, timed=True))
+                if run.batch == 0:
+                    last, measured = run.history[-1], signs(run)
+                    mean = f"{100 * statistics.fmean(measured):.2f} %" if measured else "-"
+                    progress.update(tasks[run], epoch=run.epoch, loss=f"{last['test_loss']:.3f}", signs=mean)
 
 
-def summary(runs: list[HousingRun], epochs: int) -> dict[str, Any]:
+def method(run: Run) -> str:
+    """AD, BOND, BONDS or SPSA."""
+    return run.settings.gradient.method
+
+
+def test_losses(run: Run) -> list[float]:
+    """After each epoch."""
+    return [entry["test_loss"] for entry in run.history]
+
+
+def signs(run: Run) -> list[float]:
+    """The share of right ones in each step of the epochs that are over; none for AD."""
+    return [look[LOOK.index("sign_accuracy")] for look in run.trace]
+
+
+def summary(runs: list[Run], epochs: int) -> dict[str, Any]:
     """All that was measured, and how."""
     return {
         "what": "California Housing, read-in 8-100-100-5, frozen tanh box 5-500-5, read-out 5-100-100-1, Huber loss",
         "epochs": epochs,
         "seeds": sorted({run.seed for run in runs}),
-        "batch": BATCH,
-        "spsa_mu": SPSA_MU,
+        "batch": runs[0].settings.batch,
+        "spsa_mu": runs[-1].settings.gradient.mu,
         "bondgrad": __version__,
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "runs": [
             {
-                "method": run.method,
+                "method": method(run),
                 "seed": run.seed,
-                "test_loss": [round(loss, 5) for loss in run.test_loss],
-                "sign_accuracy": statistics.fmean(run.signs) if run.signs else None,
-                "ms_per_step": 1e3 * statistics.median(run.seconds),
-                "evaluations_per_step": run.evaluations_per_step,
+                "test_loss": [round(loss, 5) for loss in test_losses(run)],
+                "sign_accuracy": statistics.fmean(measured) if (measured := signs(run)) else None,
+                "ms_per_step": statistics.median(run.milliseconds),
+                "evaluations_per_step": run.asked / run.steps,
             }
             for run in runs
         ],
     }
 
 
-def by_method(results: dict[str, Any], key: str) -> dict[Method, list[float]]:
+def by_method(results: dict[str, Any], key: str) -> dict[str, list[float]]:
     """One number per seed, for each method that has it."""
-    values: dict[Method, list[float]] = {}
+    values: dict[str, list[float]] = {}
     for run in results["runs"]:
         value = run[key][-1] if isinstance(run[key], list) else run[key]
         if value is not None:
@@ -108,17 +132,17 @@ def results_table(results: dict[str, Any]) -> Table:
     table = Table(title=f"{results['epochs']} epochs, batch {results['batch']}, seeds {seeds}")
     for heading in ("", "test loss", "sign accuracy", "ms per step", "x AD", "evaluations per step"):
         table.add_column(heading, justify="right")
-    losses, signs = by_method(results, "test_loss"), by_method(results, "sign_accuracy")
+    losses, right = by_method(results, "test_loss"), by_method(results, "sign_accuracy")
     times, evaluations = by_method(results, "ms_per_step"), by_method(results, "evaluations_per_step")
-    for method, loss in losses.items():
-        time = statistics.fmean(times[method])
+    for name, loss in losses.items():
+        time = statistics.fmean(times[name])
         table.add_row(
-            method,
+            name,
             spread(loss, "{:.3f}"),
-            spread([100 * s for s in signs[method]], "{:.3f}") + " %" if method in signs else "exact",
+            spread([100 * s for s in right[name]], "{:.3f}") + " %" if name in right else "exact",
             f"{time:.2f}",
             f"{time / statistics.fmean(times['AD']):.2f}" if "AD" in times else "-",
-            f"{statistics.fmean(evaluations[method]):.0f}",
+            f"{statistics.fmean(evaluations[name]):.0f}",
         )
     return table
 
@@ -129,19 +153,20 @@ def spread(values: list[float], form: str) -> str:
     return mean if len(values) == 1 else f"{mean} ± {form.format(statistics.stdev(values))}"
 
 
-def plot(runs: list[HousingRun], path: Path) -> None:
+def plot(runs: list[Run], path: Path) -> None:
     """Test loss by epoch, and sign accuracy in the course of training."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")
     loss_axes, sign_axes = figure.subplots(1, 2)
     for run in runs:
-        style = {"color": COLOURS[run.method], "label": run.method if run.seed == runs[0].seed else None}
-        dashed = "--" if run.method == "BOND" else "-"  # lies on AD's curve
-        loss_axes.plot(range(1, len(run.test_loss) + 1), run.test_loss, dashed, lw=2, **style)
-        if run.signs:
-            window = max(1, len(run.signs) // 100)
-            means = torch.tensor(run.signs[: len(run.signs) // window * window]).view(-1, window).mean(1)
+        style = {"color": COLOURS[method(run)], "label": method(run) if run.seed == runs[0].seed else None}
+        dashed = "--" if method(run) == "BOND" else "-"  # lies on AD's curve
+        losses, measured = test_losses(run), signs(run)
+        loss_axes.plot(range(1, len(losses) + 1), losses, dashed, lw=2, **style)
+        if measured:
+            window = max(1, len(measured) // 100)
+            means = torch.tensor(measured[: len(measured) // window * window]).view(-1, window).mean(1)
             steps = [window * (i + 1) for i in range(len(means))]
             sign_axes.plot(steps, 100 * means, lw=1.5, **style)
     loss_axes.set(xlabel="epoch", ylabel="test loss (Huber, 10,000 USD)", title="The network learns")

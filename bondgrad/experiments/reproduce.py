@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from bondgrad import report
 from bondgrad.experiments import config
 from bondgrad.experiments.config import Experiment
 from bondgrad.experiments.cost import cost
@@ -47,12 +48,16 @@ def run_experiment(experiment: Experiment, options: Options, console: Console) -
     if chosen.sweep is not None:
         store.results(gate_sweep(**chosen.sweep))
     finished = Runner(chosen, store, options.pictures, options.device, options.at_once, options.timed).run(console)
-    results = store.results()
+    store.results()
+    found = report.read(options.output)
+    for table in report.tables(found):
+        console.print(table)
+    report.draw(found, options.output)
     where = escape(str(options.output))
     if not finished:
         console.print(f"[yellow]Interrupted.[/] The same command goes on where this one was; so far: {where}")
         return False
-    console.print(f"Results in [bold]{where}[/]: {len(results['runs'])} runs. `bondgrad report` makes a page of them.")
+    console.print(f"Results and figures in [bold]{where}[/]; `bondgrad report` makes a page of all there are.")
     return True
 
 

@@ -107,7 +107,7 @@ class Runner:
                 if run.done:
                     continue
                 with streams[run]:
-                    timed = self.timed and (self.device.type == "cpu" or run.batch // size % 8 == 2)
+                    timed = self.timed and (self.device.type == "cpu" or run.batch // size % 4 == 2)
                     yield run, run.turn(size, timed)
                     if run.batch == 0 or run.failed is not None:
                         self.store.epoch(run)

@@ -24,9 +24,8 @@ def curves(experiment: Experiment, plot: Plot, figure: Figure) -> str | None:
     (axes,) = panels(figure, 1)
     entries, band = [], False
     for name, runs in runs_in(experiment, plot).items():
-        lines = [
-            (run.curve["epoch"], [metric.scale * y for y in run.curve[plot.y]]) for run in runs if plot.y in run.curve
-        ]
+        lines = [_from(plot.first, run.curve["epoch"], run.curve[plot.y]) for run in runs if plot.y in run.curve]
+        lines = [(epochs, [metric.scale * y for y in ys]) for epochs, ys in lines]
         if any(over_seeds(lines)):
             band |= len(lines) > 1
             entries.append((_line(axes, lines, styles[name]), name))
@@ -98,6 +97,12 @@ def _line(axes: Axes, seeds: Iterable[tuple[Numbers, Numbers]], look: Look) -> L
         axes.fill_between(xs, lows, highs, color=look.colour, alpha=0.16, lw=0)
     marker = "o" if len(xs) <= FEW or (look.dash == "-" and len(xs) <= 2 * FEW) else None
     return axes.plot(xs, means, color=look.colour, ls=look.dash, lw=1.6, marker=marker, ms=3.5)[0]
+
+
+def _from(first: int, epochs: Numbers, ys: Numbers) -> tuple[Numbers, Numbers]:
+    """Without the epochs before the first that is to be shown: what comes early hides what comes late."""
+    kept = [(epoch, y) for epoch, y in zip(epochs, ys, strict=True) if epoch >= first]
+    return [epoch for epoch, _ in kept], [y for _, y in kept]
 
 
 def _of_seeds(band: bool) -> str:

@@ -20,6 +20,7 @@ class Run:
     batch: int | None
     epochs: int
     epochs_run: int
+    failed: str  # why it ended early, if it could not go on
     steps_of_epoch: int | None
     finals: dict[str, float]  # what it ended with; without what is not known
     at: dict[str, float | str]  # where it stands in a sweep
@@ -68,6 +69,7 @@ class Plot:
     y: str
     series: str
     runs: list[str]  # by name; all if there are none
+    first: int  # epoch that is shown
     x_label: str
     y_label: str
 

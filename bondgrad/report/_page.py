@@ -61,7 +61,7 @@ def summary(parts: list[Part]) -> Html:
         element(
             "tr",
             element("th", element("a", part.name, href=f"#{slug(part.folder)}"), scope="row", role="rowheader"),
-            element("td", part.experiment.paper.label if part.experiment else "-", role="cell"),
+            element("td", (part.experiment and part.experiment.paper.label) or "-", role="cell"),
             element("td", pill(part.label), role="cell"),
             element("td", hardware(part.experiment) if part.experiment else "-", role="cell"),
             role="row",
@@ -108,7 +108,7 @@ def section(part: Part) -> Html:
         )
     experiment = part.experiment
     content = [
-        element("p", f"{experiment.name} · {experiment.paper.label}", class_="kicker"),
+        element("p", " · ".join(filter(None, (experiment.name, experiment.paper.label))), class_="kicker"),
         element("h2", experiment.title, id=f"{anchor}.title"),
         pill(part.label),
     ]

@@ -60,7 +60,10 @@ def protocol(experiment: Experiment) -> list[tuple[str, str]]:
     if any(run.steps_of_epoch is not None for run in runs):
         pairs.append(("Length of an epoch", _by(runs, lambda run: _cut(run.steps_of_epoch))))
     if unfinished := [run for run in runs if run.epochs_run < run.epochs]:
-        words = [f"{run.run}, seed {run.seed}: {run.epochs_run} of {run.epochs} epochs" for run in unfinished]
+        words = [
+            f"{run.run}, seed {run.seed}: {run.failed or f'{run.epochs_run} of {run.epochs} epochs'}"
+            for run in unfinished
+        ]
         pairs.append(("Unfinished", _few(words, "; ")))
     if missing := not_made(experiment):
         pairs.append(("Not run", _few(missing)))

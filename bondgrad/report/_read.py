@@ -25,7 +25,8 @@ def read(folder: Path) -> Experiment:
     """
     try:
         config = mapping(yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8")))
-        name, title = text(config, "name"), text(config, "title")
+        name = text(config, "name")
+        title = text(config, "title", needed=False) or name
         says, notes = text(config, "says", needed=False), text(config, "notes", needed=False)
         paper = _paper(config.get("paper"))
         tables = [_table(raw, f"tables[{i}]") for i, raw in enumerate(items(config, "tables"))]
@@ -43,9 +44,9 @@ def read(folder: Path) -> Experiment:
 
 
 def _paper(raw: object) -> Paper:
-    paper = mapping(raw, "paper")
+    paper = {} if raw is None else mapping(raw, "paper")
     return Paper(
-        text(paper, "label", "paper"),
+        text(paper, "label", "paper", needed=False),
         count(paper, "epochs", "paper", needed=False),
         count(paper, "seeds", "paper", needed=False),
         text(paper, "gpu", "paper", needed=False),
@@ -82,6 +83,7 @@ def _plot(raw: object, where: str) -> Plot:
         y=y,
         series=text(plot, "series", where, needed=kind == "sweep"),
         runs=[str(name) for name in items(plot, "runs", where)],
+        first=count(plot, "first", where, needed=False) or 1,
         x_label=text(plot, "x_label", where, needed=False),
         y_label=text(plot, "y_label", where, needed=False),
     )
@@ -103,6 +105,7 @@ def _run(raw: object, where: str) -> Run:
         graph=bool(entry(run, "graph", where)),
         epochs=count(run, "epochs", where),
         epochs_run=count(run, "epochs_run", where),
+        failed=text(run, "failed", where, needed=False),
         batch=count(run, "batch", where, needed=False),
         steps_of_epoch=count(run, "steps_of_epoch", where, needed=False),
         finals=finals,

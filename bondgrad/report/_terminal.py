@@ -1,0 +1,29 @@
+"""The tables for a terminal."""
+
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from bondgrad.report._compare import compare, of_paper
+from bondgrad.report._experiment import Experiment
+from bondgrad.report._metrics import METRICS
+
+
+def tables(experiment: Experiment) -> list[Table]:
+    """For every table of the experiment what was measured and, where the paper has anything, the paper's value."""
+    found = []
+    for of in experiment.tables:
+        title = of.title or experiment.title
+        shown = Table(title=escape(title), box=box.SIMPLE, caption="in brackets: the paper's", show_header=True)
+        shown.add_column("")
+        for column in of.columns:
+            shown.add_column(METRICS[column].label, justify="right")
+        for row in of.rows:
+            cells = []
+            for column in of.columns:
+                cell = compare(experiment, row, column)
+                known = of_paper(experiment, row, column) is not None
+                cells.append(escape(f"{cell.ours} [{cell.paper}]" if known else cell.ours))
+            shown.add_row(escape(row.run), *cells)
+        found.append(shown)
+    return found
