@@ -1,6 +1,6 @@
 """Puts what is in results/ into the documentation, so that no figure is typed by hand.
 
-python benchmarks/tables.py            # writes docs/measured.md, and the table in README.md
+python benchmarks/tables.py            # writes docs/measured.md, docs/reproduced.md, and tables elsewhere
 python benchmarks/tables.py --check    # only says whether they are up to date
 """
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from calibrated_tables import check_power, extra, gaps, gaps_elsewhere, losses, probes
+from experiment_tables import reproduced
 from markdown import ROOT, load, source, source_cpu, spread, table
 from reservoir_tables import card, in_the_loop, readings, reservoirs
 from structure_tables import found, late, modular, nen
@@ -327,6 +328,7 @@ def rendered() -> dict[Path, str]:
     parts = {maker.__name__: maker() for maker in makers}
     return {
         ROOT / "README.md": with_table(ROOT / "README.md", parts["demo"]),
+        ROOT / "docs" / "reproduced.md": reproduced(),
         ROOT / "docs" / "pytorch.md": with_table(ROOT / "docs" / "pytorch.md", what_works()),
         ROOT / "docs" / "measured.md": MEASURED.format(**parts, steps=load("processes")["numbers"]["steps"]),
     }

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -258,3 +259,22 @@ def test_schedules_are_the_paper_s():
 def test_file_names_are_tame():
     assert slug("NEN BOND, through time/..") == "NEN_BOND_through_time_.."
     assert task.CROP.keys() == task.PICTURES.keys()
+
+
+def test_the_file_in_the_documentation_runs(tmp_path):
+    document = (Path(__file__).parent.parent / "docs" / "experiments.md").read_text()
+    (tmp_path / "mine.yaml").write_text(document.partition("```yaml\n")[2].partition("```")[0])
+    options = ("--output", tmp_path / "out", "--epochs", "1", "--steps", "5", "--seed", "1", "--device", "cpu")
+    done = invoke("run", tmp_path / "mine.yaml", *options)
+    assert done.exit_code == 0, done.output
+    assert set(results(tmp_path / "out")) == {(name, 1) for name in ("exact", "quiet", "noisy", "measured")}
+    assert "right signs" in done.output
+    page = invoke("report", tmp_path, "--output", tmp_path / "page")
+    assert page.exit_code == 0, page.output
+    assert "Does noise matter?" in (tmp_path / "page" / "index.html").read_text()
+
+
+def test_a_report_of_nothing_says_what_to_do(tmp_path):
+    done = invoke("report", tmp_path, "--output", tmp_path / "page")
+    assert done.exit_code == 2
+    assert "bondgrad reproduce NAME" in done.output

@@ -24,7 +24,7 @@ class Gradient:
 
     Attributes:
         method: One of `METHODS`. "forward" is BOND with forward differences.
-        policy: {kind: bond | gaussian | fixed | calibrated, and its arguments}.
+        policy: {kind: bond | calibrated | gaussian | fixed | optimal, and its arguments}.
         noise: Half-width of the box's noise, as BOND is told; None: rounding only; "auto": measured.
         normalize_rows: Scale each row of the estimate to norm 1.
         n: Perturbations, for BONDS and SPSA.

@@ -11,7 +11,7 @@ from bondgrad.box import BlackBox
 from bondgrad.estimators import Central, Estimator, Forward, Simultaneous
 from bondgrad.experiments.config import Gradient, Part, Settings
 from bondgrad.networks import densenet, ffnn, resnet101
-from bondgrad.policies import Bond, Calibrated, Fixed, Gaussian, Policy
+from bondgrad.policies import Bond, Calibrated, Fixed, Gaussian, Optimal, Policy
 
 AROUND = ("noise", "bench", "limits")  # what may be said of any box
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh}
@@ -20,6 +20,7 @@ POLICIES: dict[str, Callable[..., Policy]] = {
     "calibrated": Calibrated,
     "gaussian": Gaussian,
     "fixed": Fixed,
+    "optimal": Optimal,
 }
 ESTIMATORS: dict[str, Callable[[Gradient], Estimator]] = {
     "BOND": lambda g: Central(normalize_rows=g.normalize_rows),

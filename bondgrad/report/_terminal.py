@@ -14,16 +14,17 @@ def tables(experiment: Experiment) -> list[Table]:
     found = []
     for of in experiment.tables:
         title = of.title or experiment.title
-        shown = Table(title=escape(title), box=box.SIMPLE, caption="in brackets: the paper's", show_header=True)
+        shown = Table(title=escape(title), box=box.SIMPLE)
         shown.add_column("")
         for column in of.columns:
             shown.add_column(METRICS[column].label, justify="right")
         for row in of.rows:
             cells = []
             for column in of.columns:
-                cell = compare(experiment, row, column)
-                known = of_paper(experiment, row, column) is not None
-                cells.append(escape(f"{cell.ours} [{cell.paper}]" if known else cell.ours))
+                ours, paper = compare(experiment, row, column).ours, of_paper(experiment, row, column)
+                cells.append(ours if paper is None else escape(f"{ours} [{paper.mean:.2f}]"))
             shown.add_row(escape(row.run), *cells)
+            if any("[" in cell for cell in cells):
+                shown.caption = "in brackets: the paper's"
         found.append(shown)
     return found
