@@ -2,11 +2,11 @@
 
 from markdown import ROOT, table
 
-from bondgrad.report import Experiment, read
-from bondgrad.report._compare import NOTHING, compare, of_paper
+from bondgrad.report import Experiment, label, read
+from bondgrad.report._compare import NOTHING, beside
 from bondgrad.report._figures import slug
 from bondgrad.report._metrics import METRICS
-from bondgrad.report._protocol import commands, label, protocol
+from bondgrad.report._protocol import commands, protocol
 
 FIRST = ("calhouse", "calhouse_scaling", "cifar100", "cifar100_loop", "fmnist_cifar10", "fmnist_loop")
 
@@ -39,11 +39,7 @@ def _section(experiment: Experiment) -> str:
     for of in experiment.tables:
         rows = []
         for row in of.rows:
-            cells = []
-            for column in of.columns:
-                cell = compare(experiment, row, column)
-                known = of_paper(experiment, row, column) is not None
-                cells.append(f"{cell.ours} [{cell.paper}]" if known else cell.ours)
+            cells = [beside(experiment, row, column) for column in of.columns]
             against = f" / {row.baseline}" if row.baseline and "loop_ratio" in of.columns else ""
             rows.append([row.run + against, *cells])
         title = f"{of.title}:\n\n" if of.title else ""

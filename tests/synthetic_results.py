@@ -63,6 +63,11 @@ def trace(steps, seed, bounds=True):
     }
 
 
+def planned(runs, epochs, seeds):
+    """What the experiment would be in full."""
+    return {"seeds": list(seeds), "epochs": {run["run"]: epochs for run in runs}}
+
+
 def calhouse():
     """Everything as in the paper."""
     methods = {"AD": (3.0, None, 2.0), "BOND": (3.02, 0.99995, 3.0), "BONDS": (3.4, 0.7, 3.1), "SPSA": (5, 0.5, 2.9)}
@@ -93,7 +98,8 @@ def calhouse():
         "title": "Sign accuracy and loop time on California Housing",
         "says": "BOND has nearly all signs right and learns as the exact gradient does; SPSA hardly learns at all.",
         "notes": "Seeds are ours, the paper does not name its own.",
-        "paper": {"label": "Table calhouse", "epochs": 100, "seeds": 3, "gpu": "A10G"},
+        "paper": {"label": "Table calhouse", "gpu": "A10G"},
+        "planned": planned(runs, 100, (1, 2, 3)),
         "tables": [{"columns": ["test_loss", "sign_accuracy", "loop_ms", "loop_ratio"], "rows": rows}],
         "figures": [
             {
@@ -126,7 +132,8 @@ def fashion():
     config = {
         "name": "fashion",
         "title": "FashionMNIST",
-        "paper": {"label": "Table fmnist_cifar10", "epochs": 100, "seeds": 3, "gpu": "A10G"},
+        "paper": {"label": "Table fmnist_cifar10", "gpu": "A10G"},
+        "planned": planned([*runs, run("SPSA")], 100, (42, 63, 14)),
         "tables": [{"title": "With ResNet before the box", "columns": columns, "rows": rows}],
         "figures": [{"kind": "curves", "title": "Accuracy", "y": "accuracy"}],
     }
@@ -143,11 +150,13 @@ def sweep():
             runs += [
                 run(f"{at}", seed, "fixed", epochs=1, accuracy=0.4 - 0.03 * worse * seed, at=at) for seed in (1, 2)
             ]
-        runs.append(run(f"BOND {noise}", epochs=1, accuracy=0.41 - noise * 50, at={"noise": noise}))
+        level = {"accuracy": 0.41 - noise * 50, "at": {"noise": noise}}
+        runs += [run(f"BOND {noise}", seed, epochs=1, **level) for seed in (1, 2)]
     config = {
         "name": "sweep",
         "title": "Steps of fixed size",
-        "paper": {"label": "Figure fixed_perturbation_sweep", "epochs": 1, "seeds": None},
+        "paper": {"label": "Figure fixed_perturbation_sweep"},
+        "planned": planned(runs, 1, (1, 2)),
         "figures": [{"kind": "sweep", "title": "Accuracy", "x": "sigma", "series": "noise", "y": "accuracy"}],
     }
     return config, {"name": "sweep", "lines": None, "runs": runs}
@@ -165,7 +174,8 @@ def steps():
         "name": "steps",
         "title": f"Sizes of steps {HOSTILE}",
         "says": HOSTILE,
-        "paper": {"label": HOSTILE, "epochs": 100, "seeds": 1},
+        "paper": {"label": HOSTILE},
+        "planned": planned(runs, 100, (42,)),
         "tables": [{"title": HOSTILE, "columns": ["test_loss"], "rows": rows}],
         "figures": [
             {"kind": "bounds", "title": "Bounds of steps"},
@@ -188,6 +198,7 @@ def device():
         "name": "device",
         "title": "Sweep of a gate",
         "paper": {"label": "Figure qr_sweep"},
+        "planned": planned([], 0, (1,)),
         "figures": [{"kind": "lines", "title": "Readings", "x_label": "gate voltage, V", "y_label": "reading"}],
     }
     return config, {"name": "device", "lines": lines, "runs": []}

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,10 +18,9 @@ from torch import nn
 from typer.testing import CliRunner
 
 from bondgrad.cli import main
-from bondgrad.experiments import config, task
+from bondgrad.experiments import config, store, task
 from bondgrad.experiments.cost import cost
 from bondgrad.experiments.model import NETWORKS, build
-from bondgrad.experiments.store import slug
 from bondgrad.experiments.trainer import Run
 from tests.test_trainer import few_pictures
 
@@ -78,7 +79,9 @@ def test_every_result_takes_a_step(name, monkeypatch, tmp_path):
     if experiment.name != name:
         assert experiment.name in config.names()
         return
-    some = {(repr(run.box), run.gradient.method, *run.gradient.policy): run for run in experiment.runs}
+    some = {
+        repr((run.box or {}) | {"noise": 0}) + re.sub("sigma.*", "", repr(run.gradient)): run for run in experiment.runs
+    }
     for settings in some.values():
         run = Run(replace(settings, **shrunk(settings)), 42, tmp_path, torch.device("cpu"))
         run.turn(1)
@@ -154,7 +157,7 @@ def test_killed_or_interrupted_it_goes_on_as_it_would_have(how, tmp_path):
     second = invoke(*options, broken)
     assert second.exit_code == 0, second.output
     assert "goes on after" in second.output
-    clock = {"loop_ms": 0, "seconds": 0, "command": ""}
+    clock = {"loop_ms": 0, "loop_quartiles": 0, "seconds": 0, "command": ""}
     one, other = ({key: run | clock for key, run in results(folder).items()} for folder in (whole, broken))
     assert one == other
     assert lines.read_text() == (whole / "runs" / "BOND-1.jsonl").read_text()
@@ -165,7 +168,67 @@ def test_other_settings_are_not_mixed_in(small, tmp_path):
     invoke("run", small, "--output", tmp_path / "out", "--device", "cpu")
     done = invoke("run", small, "--output", tmp_path / "out", "--epochs", "5", "--device", "cpu")
     assert done.exit_code == 2
+    assert "results of other settings (AD, seed 1, 3 epochs)" in done.output
+    assert yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())["runs"]["AD"]["epochs"] == 3
+    shutil.rmtree(tmp_path / "out" / "runs")  # as in a fresh clone
+    done = invoke("run", small, "--output", tmp_path / "out", "--epochs", "5", "--seed", "1", "--device", "cpu")
+    assert done.exit_code == 2
+
+
+def test_unfinished_runs_of_other_settings_are_not_mixed_in(small, tmp_path):
+    invoke("run", small, "--output", tmp_path / "out", "--seed", "1", "--device", "cpu")
+    (tmp_path / "out" / "results.json").unlink()
+    done = invoke("run", small, "--output", tmp_path / "out", "--epochs", "5", "--seed", "1", "--device", "cpu")
+    assert done.exit_code == 2
     assert "other settings (epochs was 3, is 5)" in done.output
+
+
+def test_killed_after_the_last_epoch_nothing_is_missing(small, tmp_path, monkeypatch):
+    """At each of the writes."""
+    real = store._write
+    for victim in ("jsonl", "BOND-1.json", "results.json"):
+        folder = tmp_path / victim
+
+        def dying(path, text, victim=victim):
+            if path.name.endswith(victim) and text.count("\n") and '"epoch": 3' in text.replace("\n", ""):
+                raise OSError("the end")
+            real(path, text)
+
+        monkeypatch.setattr(store, "_write", dying)
+        invoke("run", small, "--output", folder, "--seed", "1", "--only", "BOND", "--device", "cpu")
+        monkeypatch.setattr(store, "_write", real)
+        done = invoke("run", small, "--output", folder, "--seed", "1", "--only", "BOND", "--device", "cpu")
+        assert done.exit_code == 0, done.output
+        assert len((folder / "runs" / "BOND-1.jsonl").read_text().splitlines()) == 3
+        assert results(folder)["BOND", 1]["epochs_run"] == 3
+        assert not (folder / "runs" / "BOND-1.pt").exists()
+
+
+def test_two_commands_cannot_work_on_the_same_run(small, tmp_path):
+    experiment = config.load(small)
+    settings = experiment.runs[0]
+    one, other = (store.Store(tmp_path / "out", experiment, "") for _ in range(2))
+    run = Run(settings, 1, tmp_path, torch.device("cpu"))
+    one.resume(run)
+    with pytest.raises(ValueError, match="another command is at work on AD-1"):
+        other.resume(run)
+    one.close()
+    other.resume(run)
+    other.close()
+
+
+def test_what_is_done_is_in_the_results_though_the_rest_fails(small, tmp_path, monkeypatch):
+    def broken(self, steps, timed):
+        if self.settings.run == "BOND" and self.epoch == 1:
+            raise RuntimeError("the box is on fire")
+        return whole(self, steps, timed)
+
+    whole = Run.turn
+    monkeypatch.setattr(Run, "turn", broken)
+    done = invoke("run", small, "--output", tmp_path / "out", "--seed", "1", "--side-by-side", "1", "--device", "cpu")
+    assert isinstance(done.exception, RuntimeError)
+    runs = results(tmp_path / "out")
+    assert (runs["AD", 1]["epochs_run"], runs["BOND", 1]["epochs_run"]) == (3, 1)
 
 
 def test_a_run_that_diverges_does_not_take_the_others_with_it(small, tmp_path):
@@ -198,6 +261,9 @@ def test_tensorboard(small, tmp_path):
         (("batch: 64", "batch: 0"), "batch must be a positive"),
         (("data: california_housing", "data: calfornia"), "data must be one of"),
         (("AD: {", "AD: {box: {kind: none"), "small.yaml could not be read"),
+        (("seeds: [1, 2]", "seeds: 1"), "small.yaml: TypeError"),
+        (("steps: 30", "steps: 0"), "steps must be a positive"),
+        (("d_out: 5}", "d_out: 5, bench: {noise: 1}}"), "a bench is for kind dots"),
     ],
 )
 def test_mistakes_are_named(change, says, small, tmp_path):
@@ -247,6 +313,7 @@ def test_a_grid_is_all_combinations():
     run = by_name["σ 0.001, noise 1e-05"]
     assert run.gradient.policy == {"kind": "gaussian", "sigma": 1e-3}
     assert (run.box["noise"], run.at) == (1e-5, {"noise": 1e-5, "sigma": 1e-3})
+    assert by_name["BOND, noise 1e-05"].gradient.noise == 5e-6
 
 
 def test_schedules_are_the_paper_s():
@@ -257,7 +324,7 @@ def test_schedules_are_the_paper_s():
 
 
 def test_file_names_are_tame():
-    assert slug("NEN BOND, through time/..") == "NEN_BOND_through_time_.."
+    assert store.slug("NEN BOND, through time/..") == "NEN_BOND_through_time_.."
     assert task.CROP.keys() == task.PICTURES.keys()
 
 

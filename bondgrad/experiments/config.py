@@ -99,6 +99,10 @@ class Settings:
         for name in ("batch", "epochs"):
             if not (isinstance(value := getattr(self, name), int) and value > 0):
                 raise ValueError(f"{name} must be a positive whole number, got {value!r}")
+        if self.steps is not None and self.steps < 1:
+            raise ValueError(f"steps must be a positive whole number, got {self.steps!r}")
+        if self.measure_every < 0:
+            raise ValueError(f"measure_every must be zero or more, got {self.measure_every!r}")
         if len(self.schedule.factors) != len(self.schedule.until) + 1:
             raise ValueError(f"a schedule has one factor more than parts, got {self.schedule}")
         if self.box is None and self.gradient.method != "AD":
@@ -122,27 +126,31 @@ class Experiment:
     runs: tuple[Settings, ...]
     seeds: tuple[int, ...]
     shown: dict[str, Any]
+    planned: dict[str, Any]  # seeds, and epochs by run, as the file has them
     sweep: Part | None = None  # of a device: no training at all
 
     def only(self, names: Iterable[str]) -> "Experiment":
         """Those runs; a name may have * for anything."""
-        patterns = list(names)
-        for pattern in patterns:
-            if not any(fnmatchcase(run.run, pattern) for run in self.runs):
-                raise ValueError(f"no run is called {pattern!r}; there are {', '.join(r.run for r in self.runs)}")
-        kept = tuple(run for run in self.runs if any(fnmatchcase(run.run, pattern) for pattern in patterns))
-        return replace(self, runs=kept)
+        kept = set()
+        for name in names:
+            found = {run.run for run in self.runs if name == run.run or fnmatchcase(run.run, name)}
+            if not found:
+                raise ValueError(f"no run is called {name!r}; there are {', '.join(r.run for r in self.runs)}")
+            kept |= found
+        return replace(self, runs=tuple(run for run in self.runs if run.run in kept))
 
     def changed(self, seeds: Iterable[int] = (), **settings: Any) -> "Experiment":  # noqa: ANN401
         """With other seeds or settings, where they are given."""
         given = {name: value for name, value in settings.items() if value is not None}
-        return replace(self, runs=tuple(replace(run, **given) for run in self.runs), seeds=tuple(seeds) or self.seeds)
+        runs = tuple(replace(run, **given) for run in self.runs)
+        return replace(self, runs=runs, seeds=tuple(dict.fromkeys(seeds)) or self.seeds)
 
     def as_dict(self) -> dict[str, Any]:
         """For a file: everything resolved."""
         runs = {run.run: {k: v for k, v in run.as_dict().items() if k != "run"} for run in self.runs}
         rest = {"sweep": self.sweep} if self.sweep else {}
-        return {"name": self.name, **self.shown, "seeds": list(self.seeds), **rest, "runs": runs}
+        seeds = {"seeds": list(self.seeds), "planned": self.planned}
+        return {"name": self.name, **self.shown, **seeds, **rest, "runs": runs}
 
 
 def names() -> list[str]:
@@ -162,8 +170,8 @@ def load(path: Path) -> Experiment:
         return load(path.with_name(f"{document['same_runs_as']}.yaml"))
     try:
         return _experiment(document, path.stem)
-    except (TypeError, ValueError, KeyError) as error:
-        raise ValueError(f"{path.name}: {error}") from error
+    except (AttributeError, KeyError, TypeError, ValueError) as error:  # whatever shape it should not have
+        raise ValueError(f"{path.name}: {type(error).__name__}: {error}") from error
 
 
 def _experiment(document: dict[str, Any], name: str) -> Experiment:
@@ -178,7 +186,8 @@ def _experiment(document: dict[str, Any], name: str) -> Experiment:
     shown = {"title": name, **shown}
     if "tables" not in shown and "figures" not in shown:
         shown |= _plain_view(runs)
-    return Experiment(name, runs, seeds, shown, sweep)
+    planned = {"seeds": list(seeds), "epochs": {run.run: run.epochs for run in runs}}
+    return Experiment(name, runs, seeds, shown, planned, sweep)
 
 
 def _plain_view(runs: tuple[Settings, ...]) -> dict[str, Any]:
@@ -192,7 +201,7 @@ def _plain_view(runs: tuple[Settings, ...]) -> dict[str, Any]:
 
 
 def _grid(block: dict[str, Any]) -> Iterable[tuple[str, dict[str, Any]]]:
-    """One run for each combination of the values of `axes`; $NAME stands for a value."""
+    """One run for each combination of the values of `axes`; $NAME stands for a value, $NAME/2 for half of it."""
     axes = block["axes"]
     for values in itertools.product(*axes.values()):
         at = dict(zip(axes, values, strict=True))
@@ -202,7 +211,12 @@ def _grid(block: dict[str, Any]) -> Iterable[tuple[str, dict[str, Any]]]:
 def _filled(value: Any, at: dict[str, Any]) -> Any:  # noqa: ANN401
     if isinstance(value, dict):
         return {key: _filled(item, at) for key, item in value.items()}
-    return at[value[1:]] if isinstance(value, str) and value.startswith("$") else value
+    if isinstance(value, list):
+        return [_filled(item, at) for item in value]
+    found = re.fullmatch(r"\$(\w+)(/2)?", value) if isinstance(value, str) else None
+    if found is None:
+        return value
+    return at[found[1]] / 2 if found[2] else at[found[1]]
 
 
 def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ class Cost(NamedTuple):
     """Of all runs together."""
 
     steps: int
-    evaluations: int  # rows sent to boxes, at least; of sequences, time steps
+    evaluations: int  # rows sent to boxes, or sequences; at least
 
 
 def cost(experiment: Experiment) -> Cost:
@@ -24,27 +24,27 @@ def cost(experiment: Experiment) -> Cost:
     for run in experiment.runs:
         whole = ROWS[run.data] // run.batch
         n = run.epochs * min(whole, run.steps or whole) * len(experiment.seeds)
-        key = repr((run.box, run.gradient.method, run.gradient.n))
+        key = repr((run.box, run.gradient.method, run.gradient.n, run.batch))
         if key not in known:
-            known[key] = _evaluations_of_a_row(run)
+            known[key] = _evaluations_of_a_step(run)
         steps += n
-        evaluations += n * run.batch * known[key]
+        evaluations += n * known[key]
     return Cost(steps, evaluations)
 
 
-def _evaluations_of_a_row(run: Settings) -> int:
-    """Sent to the box in one step, for each row of the batch."""
+def _evaluations_of_a_step(run: Settings) -> int:
+    """Rows, or sequences, sent to the box in one step."""
     how = run.gradient
     if run.box is None:
         return 0
-    if how.method not in ESTIMATORS:
-        return 1 if how.method == "AD" else 1 + 2 * how.n
     reservoir = made_reservoir(run.box)
     structure = Dense() if reservoir.structure == "dense" else reservoir.structure
+    count, rows = reservoir.in_features, run.batch
     if isinstance(structure, Sequence):
-        horizon = structure.horizon if isinstance(structure.horizon, int) else 1  # at least: it is measured later
-        count = horizon * reservoir.in_features
-    else:
-        groups = structure.groups(reservoir.in_features, reservoir.out_features)
-        count = reservoir.in_features if groups is None else groups.count
-    return 1 + ESTIMATORS[how.method](how).evaluations(count)
+        rows = 1
+        count *= structure.horizon if isinstance(structure.horizon, int) else 1  # at least: it is measured later
+    elif (groups := structure.groups(reservoir.in_features, reservoir.out_features)) is not None:
+        count = groups.count
+    if how.method in ESTIMATORS:
+        return rows * (1 + ESTIMATORS[how.method](how).evaluations(count))
+    return rows * (1 if how.method == "AD" else 1 + 2 * how.n)

@@ -90,6 +90,8 @@ def build(settings: Settings, seed: int, device: torch.device) -> Parts:
     if noise:
         box = reservoirs.Noisy(reservoir, noise, seed=seed)
     if bench is not None:
+        if noise or part["kind"] != "dots":
+            raise ValueError("a bench is for kind dots, and has a noise of its own")
         on_bench = reservoirs.Instrument(reservoir.box, limits=reservoir.box.limits, seed=seed, **bench)
         box = reservoirs.Tile(on_bench, reservoir.groups)
     limits = None if limits is None else (limits[0], limits[1])

@@ -10,10 +10,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from bondgrad import report
-from bondgrad.experiments import config
+from bondgrad.experiments import config, task
 from bondgrad.experiments.config import Experiment
 from bondgrad.experiments.cost import cost
 from bondgrad.experiments.gate_sweep import gate_sweep
+from bondgrad.experiments.model import build
 from bondgrad.experiments.runner import AT_ONCE, Runner
 from bondgrad.experiments.store import Store
 
@@ -43,15 +44,22 @@ def run_experiment(experiment: Experiment, options: Options, console: Console) -
     changes = {name: getattr(options, name) for name in ("epochs", "steps", "measure_every", "precision", "graph")}
     whole = experiment.changed(options.seeds, **changes)
     chosen = whole.only(options.only) if options.only else whole
+    check(chosen, options.pictures)
     store = Store(options.output, whole, options.command, options.tensorboard)
     store.config()
     if chosen.sweep is not None:
         store.results(gate_sweep(**chosen.sweep))
-    finished = Runner(chosen, store, options.pictures, options.device, options.at_once, options.timed).run(console)
-    store.results()
+    try:
+        finished = Runner(chosen, store, options.pictures, options.device, options.at_once, options.timed).run(console)
+    except torch.cuda.OutOfMemoryError as error:
+        raise ValueError(f"the GPU's memory is too small for this: give --side-by-side 1 ({error})") from error
+    finally:
+        store.results()
+        store.close()
     found = report.read(options.output)
     for table in report.tables(found):
         console.print(table)
+    console.print(report.label(found).words.capitalize() + ".")
     report.draw(found, options.output)
     where = escape(str(options.output))
     if not finished:
@@ -61,22 +69,32 @@ def run_experiment(experiment: Experiment, options: Options, console: Console) -
     return True
 
 
+def check(experiment: Experiment, folder: Path) -> None:
+    """Refuse at once what would otherwise fail after hours: data that are not there, parts that cannot be built."""
+    for name in {run.data for run in experiment.runs} - {"california_housing"}:
+        task.pictures(name, folder)
+    different = {repr((run.read_in, run.box, run.read_out, run.gradient)): run for run in experiment.runs}
+    for settings in different.values():
+        build(settings, 0, torch.device("cpu"))
+
+
 def overview() -> Table:
     """All of the paper's results, with what they cost at its full protocol."""
     table = Table(title="The paper's results, at full protocol", box=box.SIMPLE)
-    for heading in ("", "data", "runs, seeds, epochs", "steps", "evaluations"):
-        words = heading in ("", "data")
-        table.add_column(heading, justify="left" if words else "right", overflow="fold", min_width=9)
+    table.add_column("", no_wrap=True)
+    for heading in ("runs", "epochs", "steps", "evaluations"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("data")
     for name in config.names():
         experiment = config.load(config.PAPER / f"{name}.yaml")
         if experiment.name != name:
-            table.add_row(name, f"as {experiment.name}")
+            table.add_row(name, *[""] * 4, f"as {experiment.name}")
         elif not experiment.runs:
-            table.add_row(name, "sweep only")
+            table.add_row(name, *[""] * 4, "none")
         else:
             total = cost(experiment)
             data = sorted({run.data.removeprefix("california_") for run in experiment.runs})
             epochs = max(run.epochs for run in experiment.runs)
-            size = f"{len(experiment.runs)} x {len(experiment.seeds)} x {epochs}"
-            table.add_row(name, ", ".join(data), size, f"{total.steps:,}", f"{total.evaluations:.1e}")
+            runs = f"{len(experiment.runs)} x {len(experiment.seeds)}"
+            table.add_row(name, runs, str(epochs), f"{total.steps:,}", f"{total.evaluations:.0e}", ", ".join(data))
     return table

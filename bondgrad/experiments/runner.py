@@ -53,18 +53,15 @@ class Runner:
         todo: list[tuple[Settings, int]] = []
         for seed in self.experiment.seeds:
             for settings in self.experiment.runs:
-                if self.store.finished(settings.run, seed, settings.as_dict()):
+                if self.store.finished(settings.run, seed):
                     console.print(f"{escape(settings.run)}, seed {seed}: done before")
                 else:
                     todo.append((settings, seed))
         with interrupts(self):
             for i in range(0, len(todo), self.at_once):
                 if not self.stopped:
-                    self._group(
-                        todo[i : i + self.at_once],
-                        console,
-                        f"{i + 1} to {min(len(todo), i + self.at_once)} of {len(todo)}",
-                    )
+                    some = todo[i : i + self.at_once]
+                    self._group(some, console, f"{i + 1} to {i + len(some)} of {len(todo)}")
         return not self.stopped
 
     def _group(self, todo: list[tuple[Settings, int]], console: Console, which: str) -> None:
@@ -96,6 +93,8 @@ class Runner:
                     console.print(f"[red]{escape(run.settings.run)}, seed {run.seed}, ends:[/] {run.failed}")
                 elif run.batch == 0:
                     progress.update(tasks[run], note=_note(run))
+                    if not console.is_terminal:  # where bars are not drawn
+                        console.print(f"{escape(run.settings.run)}, seed {run.seed}, epoch {run.epoch}: {_note(run)}")
 
     def _turns(self, runs: list[Run]) -> Iterator[tuple[Run, int]]:
         """Turns of the runs, one after the other, until all are done or it is stopped; what they bring is kept."""
@@ -107,8 +106,7 @@ class Runner:
                 if run.done:
                     continue
                 with streams[run]:
-                    timed = self.timed and (self.device.type == "cpu" or run.batch // size % 4 == 2)
-                    yield run, run.turn(size, timed)
+                    yield run, run.turn(size, self.timed and self._alone(run, run.batch // size))
                     if run.batch == 0 or run.failed is not None:
                         self.store.epoch(run)
             if self.stopped or time.monotonic() - saved > SAVE_EVERY:
@@ -117,6 +115,15 @@ class Runner:
                         with streams[run]:
                             self.store.save(run)
                 saved = time.monotonic()
+
+    def _alone(self, run: Run, turn: int) -> bool:
+        """Whether a turn is timed. On a GPU that costs the overlap with others and a look at the gradient.
+
+        So it is one of four, or all but the first, which may be captured, where there is nothing to look at.
+        """
+        if self.device.type == "cpu":
+            return True
+        return turn > 0 if run.settings.measure_every == 0 else turn % 4 == 2
 
     def _stream(self) -> contextlib.AbstractContextManager[object]:
         if self.device.type != "cuda":

@@ -1,12 +1,15 @@
 """What runs leave behind, and how they go on from it.
 
-FOLDER/config.yaml        the experiment, everything resolved
-FOLDER/results.json       what all runs have brought
+FOLDER/config.yaml             the experiment, everything resolved
+FOLDER/results.json            what all runs have brought
 FOLDER/runs/RUN-SEED.jsonl     one line for each epoch
 FOLDER/runs/RUN-SEED.json      what the run has brought
 FOLDER/runs/RUN-SEED.pt        where it is, until it is done
+FOLDER/runs/RUN-SEED.lock      held by the process that is at work on it
 """
 
+import contextlib
+import hashlib
 import json
 import os
 import platform
@@ -21,6 +24,11 @@ from bondgrad._version import __version__
 from bondgrad.experiments.config import Experiment
 from bondgrad.experiments.trainer import Run
 
+try:
+    import fcntl
+except ImportError:  # Windows: two commands at work on the same run are not noticed there
+    fcntl = None  # type: ignore[assignment]
+
 
 class Store:
     """A folder for one experiment.
@@ -33,28 +41,50 @@ class Store:
     """
 
     def __init__(self, folder: Path, experiment: Experiment, command: str, tensorboard: bool = False) -> None:
-        self.folder, self.experiment, self.command, self.tensorboard = folder, experiment, command, tensorboard
-        (folder / "runs").mkdir(parents=True, exist_ok=True)
+        self.folder, self.experiment, self.command = folder, experiment, command
+        self.tensorboard = _summary_writer() if tensorboard else None
         names = [slug(run.run) for run in experiment.runs]
         if len(set(names)) < len(names):
             raise ValueError("two runs have names that would be the same file: " + ", ".join(sorted(names)))
+        self._refuse_other_settings()
+        (folder / "runs").mkdir(parents=True, exist_ok=True)
         self._writers: dict[tuple[str, int], Any] = {}
+        self._open = contextlib.ExitStack()  # what is to be closed in the end: locks and writers
+
+    def _refuse_other_settings(self) -> None:
+        """Before anything is changed: what was made with other settings must not be mixed with what is to come."""
+        there = self.folder / "results.json"
+        known = {run.run: fingerprint(run.as_dict()) for run in self.experiment.runs}
+        for record in _read(there)["runs"] if there.exists() else []:
+            if record["run"] in known and record["fingerprint"] != known[record["run"]]:
+                words = f"{record['run']}, seed {record['seed']}, {record['epochs']} epochs"
+                raise ValueError(f"{there} has results of other settings ({words}). Give another --output.")
+        for run in self.experiment.runs:
+            for path in (self.folder / "runs").glob(f"{slug(run.run)}-*.json"):
+                record = _read(path)
+                if record["run"] == run.run:
+                    _same(record["settings"], run.as_dict(), path)
+
+    def close(self) -> None:
+        """Let others work on the runs."""
+        self._open.close()
 
     def path(self, run: str, seed: int, ending: str) -> Path:
         """Of a file of one run."""
         return self.folder / "runs" / f"{slug(run)}-{seed}.{ending}"
 
-    def finished(self, run: str, seed: int, settings: dict[str, Any]) -> bool:
-        """Whether there is nothing left to do. Refuses what was made with other settings."""
+    def finished(self, run: str, seed: int) -> bool:
+        """Whether there is nothing left to do."""
         path = self.path(run, seed, "json")
-        if not path.exists():
-            return False
-        record = _read(path)
-        _same(record["settings"], settings, path)
-        return bool(record["epochs_run"] >= record["epochs"] or record["failed"])
+        record = _read(path) if path.exists() else None
+        done = record is not None and (record["epochs_run"] >= record["epochs"] or record["failed"] is not None)
+        if done:
+            self.path(run, seed, "pt").unlink(missing_ok=True)  # a process may have been killed just before it did so
+        return done
 
     def resume(self, run: Run) -> bool:
         """Go on where an earlier process was, if there was one."""
+        self._lock(self.path(run.settings.run, run.seed, "lock"))
         path = self.path(run.settings.run, run.seed, "pt")
         found = path.exists()
         if found:
@@ -63,47 +93,54 @@ class Store:
             except Exception as error:  # whatever it may be
                 raise ValueError(f"{path} is not a checkpoint: move it away ({error})") from error
             _same(state["settings"], run.settings.as_dict(), path)
+            if state["device"] != run.device.type:
+                raise ValueError(f"{path} was begun on {state['device']}: give --device {state['device']}")
             run.load(state)
-        lines = "".join(json.dumps(entry) + "\n" for entry in run.history)
-        self.path(run.settings.run, run.seed, "jsonl").write_text(lines)  # of epochs after the checkpoint none is left
+        self._lines(run)  # of epochs after the checkpoint none is left
         return found
+
+    def _lock(self, path: Path) -> None:
+        """Until `close`, or for as long as this process lives."""
+        if fcntl is None:
+            return
+        file = path.open("w")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.close()
+            raise ValueError(f"another command is at work on {path.stem} in {self.folder}") from error
+        self._open.enter_context(file)
 
     def save(self, run: Run) -> None:
         """Leave a checkpoint; at no moment is there none."""
-        path = self.path(run.settings.run, run.seed, "pt")
-        half_written = path.with_suffix(".part")
-        torch.save(run.state(), half_written)
-        half_written.replace(path)
+        with _replacing(self.path(run.settings.run, run.seed, "pt"), "wb") as file:
+            torch.save(run.state(), file)
 
     def epoch(self, run: Run) -> None:
-        """An epoch is over: write down what it brought."""
+        """An epoch is over: write down what it brought. The record comes last, since it says that all is done."""
+        self._lines(run)
+        if run.failed is None and self.tensorboard is not None:
+            self._to_tensorboard(run)
         record = run.record() | self._circumstances(run) | {"settings": run.settings.as_dict()}
         _write(self.path(run.settings.run, run.seed, "json"), json.dumps(record, indent=1) + "\n")
-        if run.failed is None:
-            with self.path(run.settings.run, run.seed, "jsonl").open("a") as lines:
-                lines.write(json.dumps(run.history[-1]) + "\n")
-        if run.failed is None and self.tensorboard:
-            self._to_tensorboard(run)
         if run.done:
             self.path(run.settings.run, run.seed, "pt").unlink(missing_ok=True)
+            self.results()
+
+    def _lines(self, run: Run) -> None:
+        lines = "".join(json.dumps(entry) + "\n" for entry in run.history)
+        _write(self.path(run.settings.run, run.seed, "jsonl"), lines)
 
     def _to_tensorboard(self, run: Run) -> None:
-        writer, entry = self._writer(run), run.history[-1]
+        key, entry = (run.settings.run, run.seed), run.history[-1]
+        if key not in self._writers:
+            assert self.tensorboard is not None
+            where = self.folder / "runs" / "tensorboard" / f"{slug(run.settings.run)}-{run.seed}"
+            self._writers[key] = self._open.enter_context(self.tensorboard(where, purge_step=run.epoch))
         for name, value in entry.items():
             if value is not None and name not in ("epoch", "step"):
-                writer.add_scalar(name, value, entry["epoch"])
-        writer.flush()
-
-    def _writer(self, run: Run) -> Any:  # noqa: ANN401
-        key = (run.settings.run, run.seed)
-        if key not in self._writers:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-            except ImportError as error:
-                raise ValueError("--tensorboard needs a package: pip install tensorboard") from error
-            where = self.folder / "runs" / "tensorboard" / f"{slug(run.settings.run)}-{run.seed}"
-            self._writers[key] = SummaryWriter(where, purge_step=run.epoch)
-        return self._writers[key]
+                self._writers[key].add_scalar(name, value, entry["epoch"])
+        self._writers[key].flush()
 
     def _circumstances(self, run: Run) -> dict[str, Any]:
         gpu = torch.cuda.get_device_name(run.device) if run.device.type == "cuda" else None
@@ -116,22 +153,20 @@ class Store:
             "gpu": gpu,
         }
 
-    def results(self, lines: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+    def results(self, lines: list[dict[str, Any]] | None = None) -> None:
         """Put together what all runs have brought, those of earlier commands as well, and write it."""
         path = self.folder / "results.json"
         old = _read(path) if path.exists() else {"runs": [], "lines": None}
         records = {(record["run"], record["seed"]): record for record in old["runs"]}
         for file in sorted((self.folder / "runs").glob("*.json")):
             record = _read(file)
-            record.pop("settings")
+            record["fingerprint"] = fingerprint(record.pop("settings"))
             records[record["run"], record["seed"]] = record
         order = {run.run: i for i, run in enumerate(self.experiment.runs)}
         listed = sorted(records.values(), key=lambda record: (order.get(record["run"], len(order)), record["run"]))
         results = {"name": self.experiment.name, "lines": lines or old["lines"], "runs": listed}
-        _write(
-            path, json.dumps(_rounded(results), indent=None, separators=(",", ":")).replace('{"run"', '\n{"run"') + "\n"
-        )
-        return results
+        text = json.dumps(_rounded(results), separators=(",", ":")).replace('{"run"', '\n{"run"')  # a line for each
+        _write(path, text + "\n")
 
     def config(self) -> None:
         """Write down the experiment."""
@@ -144,12 +179,25 @@ def slug(name: str) -> str:
     return re.sub(r"[^\w.+=-]+", "_", name)
 
 
+def fingerprint(settings: dict[str, Any]) -> str:
+    """Of a run's settings: the same for the same, in whichever order they come."""
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+
+
 def _same(there: dict[str, Any], here: dict[str, Any], path: Path) -> None:
     """Refuse to go on with something else."""
     names = sorted(name for name in here if there.get(name) != here[name])
     if names:
         differences = "; ".join(f"{name} was {there.get(name)!r}, is {here[name]!r}" for name in names)
-        raise ValueError(f"{path} was made with other settings ({differences}). Give another --output, or remove it.")
+        raise ValueError(f"{path} was made with other settings ({differences}). Give another --output.")
+
+
+def _summary_writer() -> Any:  # noqa: ANN401
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ValueError("--tensorboard needs a package: pip install tensorboard") from error
+    return SummaryWriter
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -161,8 +209,18 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _write(path: Path, text: str) -> None:
+    with _replacing(path, "w") as file:
+        file.write(text)
+
+
+@contextlib.contextmanager
+def _replacing(path: Path, mode: str) -> Any:  # noqa: ANN401
+    """A file that takes the place of another one when it is all there, on the disk as well."""
     half_written = path.with_name(f"{path.name}.{os.getpid()}.part")  # another command may be writing the same file
-    half_written.write_text(text)
+    with half_written.open(mode) as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
     half_written.replace(path)
 
 

@@ -32,13 +32,10 @@ class Task:
         self.augments = settings.augment
         if settings.data == "california_housing":
             parts = tuple(california_housing(seed))
-        elif settings.data in PICTURES:
-            images = _pictures(settings.data, folder)
+        else:
+            images = pictures(settings.data, folder)
             parts = (images.x_train, images.y_train, images.x_test, images.y_test)
             self.augmentation = Augmentation(images.mean, images.deviation, flip=True, crop=CROP[settings.data])
-        else:
-            known = ", ".join(("california_housing", *PICTURES))
-            raise ValueError(f"data must be one of {known}, got {settings.data!r}")
         self.x_train, self.y_train, self.x_test, self.y_test = (part.to(device) for part in parts)
 
     def batch(self, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -61,7 +58,9 @@ class Task:
         return float(loss) / len(self.y_test), float(right) / len(self.y_test)
 
 
-@functools.lru_cache(maxsize=1)
-def _pictures(name: str, folder: Path) -> Images:
-    """They are large, and the same for all runs."""
+@functools.lru_cache(maxsize=len(PICTURES))
+def pictures(name: str, folder: Path) -> Images:
+    """A data set, read once: they are large, and the same for all runs."""
+    if name not in PICTURES:
+        raise ValueError(f"data must be one of {', '.join(('california_housing', *PICTURES))}, got {name!r}")
     return PICTURES[name](folder)

@@ -214,7 +214,7 @@ class Run:
             assert last is not None
             sizes = last.size.mean((0, 1))  # [d]
             bounds = (sizes.mean(), sizes.amax(), last.lower.amin(), last.upper.amax())
-            rest = [sign_accuracy(step.g, reference), *bounds, torch.linalg.vector_norm(step.g)]
+            rest = [sign_accuracy(step.g, reference), *bounds, torch.linalg.vector_norm(reference)]
         number = torch.full((), float(self.steps), device=self.device)
         return torch.stack([t.detach().float() for t in (number, loss, *rest)])
 
@@ -275,6 +275,7 @@ class Run:
         return {
             "settings": self.settings.as_dict(),
             "seed": self.seed,
+            "device": self.device.type,
             "modules": [None if part is None else part.state_dict() for part in self.parts],
             "optimizer": self.optimizer.state_dict(),
             "order": self._order_before,
@@ -329,12 +330,14 @@ class Run:
             "failed": self.failed,
             "steps_of_epoch": self.settings.steps,
             "batch": self.settings.batch,
-            "graph": isinstance(self._take, GraphedStep),
+            "graph": isinstance(self._take, GraphedStep) and self._take.replays > 0,
             "precision": self.settings.precision,
             "trainable": _count(self.parts.read_in) + _count(self.parts.read_out),
             "frozen": 0 if self.parts.exact is None else _count(self.parts.exact),
             "seconds": round(self.seconds, 1),
             "loop_ms": statistics.median(self.milliseconds) if self.milliseconds else None,
+            "loop_quartiles": statistics.quantiles(self.milliseconds)[::2] if len(self.milliseconds) > 1 else None,
+            "loop_samples": len(self.milliseconds),
             "evaluations_per_step": self.asked / self.steps if self.steps and self.parts.through is not None else None,
             "sign_accuracy": _mean(signs),
             "sign_deviation": statistics.pstdev(known) if (known := [s for s in signs if s == s]) else None,

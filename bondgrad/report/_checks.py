@@ -91,10 +91,6 @@ def columns_of(raw: dict[str, Any], key: str, by: str, where: str) -> dict[str, 
     return found
 
 
-def _or_nan(found: object, where: str) -> float:
-    return math.nan if found is None else number(found, where)
-
-
 def _name(key: str, where: str) -> str:
     return f"{where}.{key}" if where else key
 

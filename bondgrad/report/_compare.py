@@ -34,6 +34,12 @@ def compare(experiment: Experiment, row: Row, column: str) -> Cell:
     )
 
 
+def beside(experiment: Experiment, row: Row, column: str) -> str:
+    """Ours and, in brackets, the paper's if it has anything."""
+    cell = compare(experiment, row, column)
+    return cell.ours if of_paper(experiment, row, column) is None else f"{cell.ours} [{cell.paper}]"
+
+
 def spread(numbers: list[float], digits: int) -> str:
     """The mean, and the deviation where there is more than one."""
     mean = f"{statistics.fmean(numbers):.{digits}f}"

@@ -89,9 +89,8 @@ class Paper:
     """The paper's protocol, as far as it says."""
 
     label: str
-    epochs: int | None
-    seeds: int | None
     gpu: str
+    ours: bool  # whether the protocol is not the paper's
 
 
 @dataclass(frozen=True)
@@ -106,6 +105,8 @@ class Experiment:
     paper: Paper
     tables: list[Table]
     plots: list[Plot]
+    planned_epochs: dict[str, int]  # of every run that the experiment has
+    planned_seeds: list[int]
     runs: list[Run]
     lines: list[Line]
 

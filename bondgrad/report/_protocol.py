@@ -15,40 +15,34 @@ class Label:
 
 
 def label(experiment: Experiment) -> Label:
-    """Whether the protocol is the paper's, and if not, what is less."""
-    runs, paper = experiment.runs, experiment.paper
-    missing = not_made(experiment)
-    if not runs:
-        return (
-            Label("shortened", f"shortened: {_runs(len(missing))} not made")
-            if missing
-            else Label("none", "no training")
-        )
+    """Whether all that is planned was run, and if not, what is less."""
+    runs, missing = experiment.runs, not_made(experiment)
+    if not experiment.planned_epochs:
+        return Label("none", "no training")
     less = []
-    epochs = _range([run.epochs for run in runs])
-    if paper.epochs is not None and min(run.epochs for run in runs) < paper.epochs:
-        less.append(f"{epochs} of {_counted(paper.epochs, 'epoch')}")
-    seeds = _seeds(experiment)
-    if paper.seeds is not None and min(seeds) < paper.seeds:
-        less.append(f"{_range(seeds)} of {_counted(paper.seeds, 'seed')}")
-    cut = [run.steps_of_epoch for run in runs if run.steps_of_epoch is not None]
-    if cut:
+    if short := [run for run in runs if run.epochs < experiment.planned_epochs.get(run.run, 0)]:
+        planned = [experiment.planned_epochs[run.run] for run in short]
+        less.append(f"{_range([run.epochs for run in short])} of {_range(planned)} epochs")
+    if runs and (few := min(_seeds(experiment))) < len(experiment.planned_seeds):
+        less.append(f"{few} of {_counted(len(experiment.planned_seeds), 'seed')}")
+    elif {run.seed for run in runs} - set(experiment.planned_seeds):
+        less.append("other seeds")
+    if cut := [run.steps_of_epoch for run in runs if run.steps_of_epoch is not None and not experiment.paper.ours]:
         less.append(f"epochs cut to {_range(cut)} steps")
+    if halves := sorted({run.precision for run in runs} - {"float32"}):
+        less.append(f"networks in {', '.join(halves)}")
     if unfinished := sum(run.epochs_run < run.epochs for run in runs):
         less.append(f"{_runs(unfinished)} unfinished")
     if missing:
         less.append(f"{_runs(len(missing))} not made")
     if less:
         return Label("shortened", "shortened: " + ", ".join(less))
-    if paper.epochs is None and paper.seeds is None:
-        return Label("none", "no protocol to compare")
-    return Label("full", "full protocol")
+    return Label("none", "our own protocol") if experiment.paper.ours else Label("full", "full protocol")
 
 
 def not_made(experiment: Experiment) -> list[str]:
-    """Runs that a table asks for and that are not there."""
-    names = dict.fromkeys(row.run for table in experiment.tables for row in table.rows)
-    return [name for name in names if not experiment.of(name)]
+    """Runs that the experiment has and that are not there."""
+    return [name for name in experiment.planned_epochs if not experiment.of(name)]
 
 
 def protocol(experiment: Experiment) -> list[tuple[str, str]]:
@@ -56,7 +50,7 @@ def protocol(experiment: Experiment) -> list[tuple[str, str]]:
     runs, paper = experiment.runs, experiment.paper
     if not runs:
         return []
-    pairs = [("Epochs", _epochs(runs, paper.epochs)), ("Seeds", _seeds_in_words(experiment))]
+    pairs = [("Epochs", _epochs(experiment)), ("Seeds", _seeds_in_words(experiment))]
     if any(run.steps_of_epoch is not None for run in runs):
         pairs.append(("Length of an epoch", _by(runs, lambda run: _cut(run.steps_of_epoch))))
     if unfinished := [run for run in runs if run.epochs_run < run.epochs]:
@@ -87,15 +81,14 @@ def hardware(experiment: Experiment) -> str:
     return "; ".join(dict.fromkeys(run.hardware for run in experiment.runs)) or "-"
 
 
-def _epochs(runs: list[Run], paper: int | None) -> str:
-    epochs = [run.epochs for run in runs]
-    if paper is None:
-        return f"{_range(epochs)} epochs" if max(epochs) > 1 else "1 epoch"
-    if set(epochs) == {paper}:
-        return f"{_counted(paper, 'epoch')}, as in the paper"
-    if min(epochs) >= paper:
-        return f"{_range(epochs)} epochs, the paper {paper}"
-    return f"{_range(epochs)} of the paper's {_counted(paper, 'epoch')}"
+def _epochs(experiment: Experiment) -> str:
+    runs, planned = experiment.runs, experiment.planned_epochs
+    words = _by(runs, lambda run: _counted(run.epochs, "epoch"))
+    if experiment.paper.ours:
+        return words
+    if all(run.epochs == planned.get(run.run) for run in runs):
+        return f"{words}, as in the paper"
+    return f"{words}; in the paper {_range([planned[run.run] for run in runs if run.run in planned])}"
 
 
 def _seeds(experiment: Experiment) -> list[int]:
@@ -105,12 +98,11 @@ def _seeds(experiment: Experiment) -> list[int]:
 
 
 def _seeds_in_words(experiment: Experiment) -> str:
-    counts, paper = _seeds(experiment), experiment.paper.seeds
+    counts, planned = _seeds(experiment), experiment.planned_seeds
     which = ", ".join(map(str, sorted({run.seed for run in experiment.runs})))
-    if paper is not None and min(counts) < paper:
-        return f"{_range(counts)} of {_counted(paper, 'seed')} ({which})"
-    same = ", as in the paper" if paper is not None and set(counts) == {paper} else ""
-    return f"{_range(counts)} seed{'s' * (max(counts) > 1)}{same} ({which})"
+    if min(counts) < len(planned):
+        return f"{_range(counts)} of {_counted(len(planned), 'seed')} ({which})"
+    return f"{_range(counts)} seed{'s' * (max(counts) > 1)} ({which})"
 
 
 def _by(runs: list[Run], words: Callable[[Run], str]) -> str:

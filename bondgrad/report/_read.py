@@ -29,6 +29,10 @@ def read(folder: Path) -> Experiment:
         title = text(config, "title", needed=False) or name
         says, notes = text(config, "says", needed=False), text(config, "notes", needed=False)
         paper = _paper(config.get("paper"))
+        planned = mapping(entry(config, "planned"), "planned")
+        epochs = mapping(entry(planned, "epochs", "planned"), "planned.epochs")
+        planned_epochs = {run: count(epochs, run, "planned.epochs") for run in epochs}
+        planned_seeds = [count({"seed": seed}, "seed", "planned") for seed in items(planned, "seeds", "planned")]
         tables = [_table(raw, f"tables[{i}]") for i, raw in enumerate(items(config, "tables"))]
         plots = [_plot(raw, f"figures[{i}]") for i, raw in enumerate(items(config, "figures"))]
     except (ValueError, yaml.YAMLError, OSError) as error:
@@ -40,16 +44,16 @@ def read(folder: Path) -> Experiment:
         lines = [_line(raw, f"lines[{i}]") for i, raw in enumerate(items(found, "lines"))]
     except (ValueError, OSError) as error:
         raise ValueError(f"results.json: {error}") from error
-    return Experiment(folder.name, name, title, says, notes, paper, tables, plots, runs, lines)
+    plan = (planned_epochs, planned_seeds)
+    return Experiment(folder.name, name, title, says, notes, paper, tables, plots, *plan, runs, lines)
 
 
 def _paper(raw: object) -> Paper:
     paper = {} if raw is None else mapping(raw, "paper")
     return Paper(
         text(paper, "label", "paper", needed=False),
-        count(paper, "epochs", "paper", needed=False),
-        count(paper, "seeds", "paper", needed=False),
         text(paper, "gpu", "paper", needed=False),
+        raw is None or bool(paper.get("ours")),
     )
 
 

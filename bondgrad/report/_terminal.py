@@ -4,7 +4,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from bondgrad.report._compare import compare, of_paper
+from bondgrad.report._compare import beside
 from bondgrad.report._experiment import Experiment
 from bondgrad.report._metrics import METRICS
 
@@ -19,11 +19,8 @@ def tables(experiment: Experiment) -> list[Table]:
         for column in of.columns:
             shown.add_column(METRICS[column].label, justify="right")
         for row in of.rows:
-            cells = []
-            for column in of.columns:
-                ours, paper = compare(experiment, row, column).ours, of_paper(experiment, row, column)
-                cells.append(ours if paper is None else escape(f"{ours} [{paper.mean:.2f}]"))
-            shown.add_row(escape(row.run), *cells)
+            cells = [beside(experiment, row, column) for column in of.columns]
+            shown.add_row(escape(row.run), *map(escape, cells))
             if any("[" in cell for cell in cells):
                 shown.caption = "in brackets: the paper's"
         found.append(shown)
