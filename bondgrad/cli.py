@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 try:
     import typer
@@ -157,9 +157,8 @@ def run(
     tensorboard: Board = False,
 ) -> None:
     """Train what a file says. Interrupted or killed, the same command goes on where it was."""
-    settings = {"epochs": epochs, "steps": steps, "measure_every": measure_every, "at_once": side_by_side}
-    switches = {"precision": "bfloat16" if bfloat16 else None, "graph": False if eager else None, "timed": not untimed}
-    _experiment(file, output, only, seed, data, device, tensorboard, settings | switches)
+    settings = (epochs, steps, measure_every, bfloat16, eager, side_by_side, untimed, tensorboard)
+    _experiment(file, output, only, seed, data, device, *settings)
 
 
 @main.command()
@@ -191,9 +190,8 @@ def reproduce(
         return
     if name not in config.names():
         raise typer.BadParameter(f"{name!r} is not one of {', '.join(config.names())}", param_hint="NAME")
-    settings = {"epochs": epochs, "steps": steps, "measure_every": measure_every, "at_once": side_by_side}
-    switches = {"precision": "bfloat16" if bfloat16 else None, "graph": False if eager else None, "timed": not untimed}
-    _experiment(config.PAPER / f"{name}.yaml", output, only, seed, data, device, tensorboard, settings | switches)
+    settings = (epochs, steps, measure_every, bfloat16, eager, side_by_side, untimed, tensorboard)
+    _experiment(config.PAPER / f"{name}.yaml", output, only, seed, data, device, *settings)
 
 
 def _experiment(
@@ -203,8 +201,14 @@ def _experiment(
     seeds: list[int] | None,
     pictures: Path,
     device: str,
+    epochs: int | None,
+    steps: int | None,
+    measure_every: int | None,
+    bfloat16: bool,
+    eager: bool,
+    at_once: int,
+    untimed: bool,
     tensorboard: bool,
-    settings: dict[str, Any],
 ) -> None:
     """What `run` and `reproduce` have in common."""
     import shlex
@@ -224,8 +228,14 @@ def _experiment(
             shlex.join(["bondgrad", *sys.argv[1:]]),
             tuple(only or ()),
             tuple(seeds or ()),
-            tensorboard=tensorboard,
-            **settings,
+            epochs,
+            steps,
+            measure_every,
+            "bfloat16" if bfloat16 else None,
+            False if eager else None,
+            at_once,
+            not untimed,
+            tensorboard,
         )
         done = run_experiment(experiment, options, Console())
     except (ValueError, FileNotFoundError) as error:

@@ -345,3 +345,24 @@ def test_a_report_of_nothing_says_what_to_do(tmp_path):
     done = invoke("report", tmp_path, "--output", tmp_path / "page")
     assert done.exit_code == 2
     assert "bondgrad reproduce NAME" in done.output
+
+
+def test_steps_are_kept_one_by_one_where_a_figure_shows_them(small, tmp_path):
+    for kind, kept in (("curves, y: test_loss", set()), ("magnitudes, runs: [BOND]", {"BOND"}), ("bounds", {"BOND"})):
+        small.write_text(f"{SMALL}figures:\n  - {{title: it, kind: {kind}}}\n")
+        invoke("run", small, "--output", tmp_path / kind[:5], "--seed", "1", "--device", "cpu")
+        runs = results(tmp_path / kind[:5])
+        assert {name for name, _ in runs if runs[name, 1]["trace"]} == kept
+
+
+def test_the_files_are_installed():
+    """With the package, not only with a checkout."""
+    import tomllib
+
+    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())
+    package = Path(config.__file__).parent.parent
+    shipped = {
+        path for pattern in project["tool"]["setuptools"]["package-data"]["bondgrad"] for path in package.glob(pattern)
+    }
+    others = {path for path in package.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
+    assert others == shipped

@@ -87,7 +87,6 @@ class Settings:
     measure_every: int = 1  # steps between looks at the exact gradient; 0: never
     precision: str = "float32"  # of the networks; the box always has float32
     graph: bool = True  # capture steps where there is a GPU
-    augment: bool = True  # training pictures: flips and crops
     at: dict[str, float] = field(default_factory=dict)  # place in a grid
 
     def __post_init__(self) -> None:

@@ -161,12 +161,20 @@ class Store:
         for file in sorted((self.folder / "runs").glob("*.json")):
             record = _read(file)
             record["fingerprint"] = fingerprint(record.pop("settings"))
+            if not self._traced(record["run"]):
+                record["trace"] = None  # most of what there is, and nobody would look at it
             records[record["run"], record["seed"]] = record
         order = {run.run: i for i, run in enumerate(self.experiment.runs)}
         listed = sorted(records.values(), key=lambda record: (order.get(record["run"], len(order)), record["run"]))
         results = {"name": self.experiment.name, "lines": lines or old["lines"], "runs": listed}
         text = json.dumps(_rounded(results), separators=(",", ":")).replace('{"run"', '\n{"run"')  # a line for each
         _write(path, text + "\n")
+
+    def _traced(self, run: str) -> bool:
+        """Whether a figure shows the steps of a run one by one."""
+        figures = self.experiment.shown.get("figures", [])
+        of = [figure.get("runs") for figure in figures if figure["kind"] in ("bounds", "magnitudes")]
+        return any(runs is None or run in runs for runs in of)
 
     def config(self) -> None:
         """Write down the experiment."""

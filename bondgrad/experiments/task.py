@@ -29,7 +29,6 @@ class Task:
         self.device = device
         self.loss: nn.Module = nn.HuberLoss() if settings.loss == "huber" else nn.CrossEntropyLoss()
         self.augmentation: Augmentation | None = None
-        self.augments = settings.augment
         if settings.data == "california_housing":
             parts = tuple(california_housing(seed))
         else:
@@ -43,7 +42,7 @@ class Task:
         x, y = self.x_train[rows], self.y_train[rows]
         if self.augmentation is None:
             return x, y
-        return (self.augmentation.augment(x, generator) if self.augments else self.augmentation.prepare(x)), y
+        return self.augmentation.augment(x, generator), y
 
     @torch.no_grad()
     def test(self, network: Callable[[Tensor], Tensor]) -> tuple[float, float | None]:
