@@ -13,9 +13,11 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from bondgrad._memory import Carried
 from bondgrad._random import Generators
 from bondgrad._trace import Step
+from bondgrad.baselines import FDSA, PGT, SPSA
 from bondgrad.box import BlackBox
 
 T = TypeVar("T")
+Part = nn.Module | Optimizer | SPSA | PGT | FDSA | torch.amp.GradScaler
 WARM_UP = 3  # steps of a kind that run before it is captured, so that nothing in it happens for the first time
 MOST_GRAPHS = 4  # kinds of arguments that are captured, each with memory of its own
 PLAIN = (int, float, str, type(None))  # settings that are what they are
@@ -45,7 +47,7 @@ class GraphedStep(Generic[T]):
     Args:
         step: Takes tensors, does everything from `zero_grad` to `optimizer.step`, and returns tensors (or None). Use an
             optimizer made with `capturable=True`, where it has that argument.
-        parts: The modules, optimizers and scalers that the step uses.
+        parts: The modules, optimizers, baselines (`bondgrad.baselines`) and scalers that the step uses.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(8, 3), bondgrad.BlackBox(torch.sin, 3), nn.Linear(3, 1))
@@ -61,13 +63,16 @@ class GraphedStep(Generic[T]):
         ...     loss = graphed(x, y)
     """
 
-    def __init__(self, step: Callable[..., T], *parts: nn.Module | Optimizer | torch.amp.GradScaler) -> None:
-        if not parts or not all(isinstance(part, (nn.Module, Optimizer, torch.amp.GradScaler)) for part in parts):
-            raise TypeError("GraphedStep(step, *parts) needs the modules, optimizers and scalers that the step uses")
+    def __init__(self, step: Callable[..., T], *parts: Part) -> None:
+        if not parts or not all(isinstance(part, Part) for part in parts):
+            raise TypeError(
+                "GraphedStep(step, *parts) needs the modules, optimizers, baselines and scalers that the step uses"
+            )
         self.step = step
         self.modules = [module for part in parts if isinstance(part, nn.Module) for module in part.modules()]
         self.boxes = [module for module in self.modules if isinstance(module, BlackBox)]
         self.optimizers = [part for part in parts if isinstance(part, Optimizer)]
+        self.baselines = [part for part in parts if isinstance(part, (SPSA, PGT, FDSA))]
         self.captures = self.replays = self.eager_steps = 0
         self._runs: Counter[object] = Counter()  # of each kind of arguments, since something changed
         self._version: list[object] = []
@@ -103,7 +108,7 @@ class GraphedStep(Generic[T]):
         states = [state.values() for optimizer in self.optimizers for state in optimizer.state.values()]
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
         settings = [value for group in groups for name, value in group.items() if name != "params"]
-        generators = [g for random in _random_numbers(self.modules) for g in random.generators("cuda")]
+        generators = [g for random in self._random_numbers() for g in random.generators("cuda")]
         return [
             *[box.version for box in self.boxes],
             *generators,  # by identity: there are others after `load_state_dict`
@@ -112,6 +117,11 @@ class GraphedStep(Generic[T]):
             *[_address(t) for values in states for t in tree_leaves(list(values)) if isinstance(t, Tensor)],
             *[value if isinstance(value, PLAIN) else tree_map_only(Tensor, _address, value) for value in settings],
         ]
+
+    def _random_numbers(self) -> list[Generators]:
+        """Of parts that draw some of their own, of which a graph must be told: boxes, noisy reservoirs, baselines."""
+        own = (getattr(part, "random", None) for part in (*self.modules, *self.baselines))
+        return [random for random in own if isinstance(random, Generators)]
 
     def _eagerly(self, args: tuple[Tensor, ...]) -> T:
         self.eager_steps += 1
@@ -137,11 +147,11 @@ class GraphedStep(Generic[T]):
                 "learning rate, make it a tensor: Adam(..., lr=torch.tensor(1e-3), capturable=True).",
                 stacklevel=3,
             )
-        randoms = _random_numbers(self.modules)
+        randoms = self._random_numbers()
         states = [random.state() for random in randoms]
         try:
             self._check_optimizers()
-            self._captured[kind] = _Captured(self.step, args, self.modules, self._stream)
+            self._captured[kind] = _Captured(self.step, args, self.modules, randoms, self._stream)
         except Exception as error:  # whatever it was, it need not end the training
             self._impossible = True
             for random, state in zip(randoms, states, strict=True):
@@ -164,11 +174,6 @@ class GraphedStep(Generic[T]):
                             f"{type(optimizer).__name__} keeps its '{name}' on the CPU: make it with capturable=True, "
                             "or use another optimizer"
                         )
-
-
-def _random_numbers(modules: list[nn.Module]) -> list[Generators]:
-    """Of the modules that draw some of their own, of which a graph must be told: boxes, and reservoirs with noise."""
-    return [random for module in modules if isinstance(random := getattr(module, "random", None), Generators)]
 
 
 def _address(t: Tensor) -> int:
@@ -194,11 +199,12 @@ class _Captured:
         step: Callable[..., Any],
         args: tuple[Tensor, ...],
         modules: list[nn.Module],
+        randoms: list[Generators],
         stream: torch.cuda.Stream | None,
     ) -> None:
         self.args = tuple(arg.detach().clone() for arg in args)  # the graph reads these
         self.graph = torch.cuda.CUDAGraph()
-        for random in _random_numbers(modules):
+        for random in randoms:
             for generator in random.generators("cuda"):
                 self.graph.register_generator_state(generator)
         self.recordings = [_Recording(box) for box in modules if isinstance(box, BlackBox)]

@@ -89,6 +89,23 @@ def test_sums_of_half_precision_do_not_stall(method):
 
 
 @pytest.mark.parametrize("method", [SPSA, PGT, FDSA])
+def test_parameters_of_all_kinds_together(method):
+    """In two precisions, and not in order in memory; each one's gradient lies as it does."""
+    w = torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last).requires_grad_()
+    v = torch.zeros(6, dtype=torch.float64, requires_grad=True)
+    empty = torch.zeros(0, requires_grad=True)
+    method([w, v, empty], mu=0.5, **({} if method is FDSA else {"seed": 0, "n": 2000})).estimate(
+        lambda: 2 * w[1, 2, 3, 4].double() + 3 * v[5]
+    )
+    largest = [int(p.grad.argmax()) for p in (w, v)]
+    assert largest == [w.numel() - 1, 5]
+    assert torch.stack([w.grad[1, 2, 3, 4].double(), v.grad[5]]).tolist() == pytest.approx([2, 3], abs=0.2)
+    assert [p.grad.dtype for p in (w, v)] == [torch.float32, torch.float64]
+    assert w.grad.stride() == w.stride()
+    assert empty.grad.numel() == 0
+
+
+@pytest.mark.parametrize("method", [SPSA, PGT, FDSA])
 def test_parameters_come_back_bit_for_bit_even_after_an_exception(method):
     model, closure, _ = problem(torch.float32)
     before = flat(p.detach().clone() for p in model.parameters())

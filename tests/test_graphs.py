@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from bondgrad import BlackBox, Central, Forward, GraphedStep, Simultaneous
+from bondgrad.baselines import PGT, SPSA
 from bondgrad.evaluators import Local
 from bondgrad.networks import ffnn
 from bondgrad.policies import Bond, Fixed, Gaussian
@@ -64,6 +65,28 @@ def test_graphed_and_eager_training_agree(device, estimator, policy):
     assert graphed.box.stats[:3] == eager.box.stats[:3]
     assert torch.equal(graphed.box.stats.step, eager.box.stats.step)
     assert (step.captures, step.replays, step.eager_steps) == ((1, 9, 3) if device == "cuda" else (0, 0, 12))
+
+
+@on_each_device
+@pytest.mark.parametrize("method", [SPSA, PGT])
+def test_perturbed_parameters_are_others_in_every_replay(device, method):
+    """A baseline draws random numbers of its own: as a part of the step, those of the graph are the same."""
+    results = []
+    for graphed in (False, True):
+        trainer = Trainer(device, lambda: nn.Linear(5, 4))
+        baseline = method(trainer.model[0].parameters(), n=2, seed=3)
+
+        def step(x, y, trainer=trainer, baseline=baseline):
+            trainer.optimizer.zero_grad()
+            baseline.estimate(lambda: nn.functional.huber_loss(trainer.model(x), y))
+            trainer.optimizer.step()
+            return nn.functional.huber_loss(trainer.model(x), y).detach()
+
+        taken = GraphedStep(step, trainer.model, trainer.optimizer, baseline) if graphed else step
+        trainer.run(taken, batches(device, 12))
+        results.append(trainer.result())
+    assert same_state(*results)
+    assert taken.replays == (9 if device == "cuda" else 0)
 
 
 @on_each_device
@@ -305,7 +328,7 @@ def test_the_version_changes_with_what_a_graph_would_miss():
 
 
 def test_parts_are_asked_for():
-    with pytest.raises(TypeError, match="needs the modules, optimizers and scalers"):
+    with pytest.raises(TypeError, match="needs the modules, optimizers, baselines and scalers"):
         GraphedStep(lambda x: x)
-    with pytest.raises(TypeError, match="needs the modules, optimizers and scalers"):
+    with pytest.raises(TypeError, match="needs the modules, optimizers, baselines and scalers"):
         GraphedStep(lambda x: x, "model")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -30,8 +31,7 @@ def restored(params: list[Tensor]) -> Iterator[list[Tensor]]:
         try:
             yield originals
         finally:
-            for p, original in zip(params, originals, strict=True):
-                p.copy_(original)
+            torch._foreach_copy_(params, originals)
 
 
 def fill_simultaneously(params: list[Tensor], closure: Closure, n: int, draw: Callable[[Tensor], Tensor]) -> None:
@@ -40,29 +40,43 @@ def fill_simultaneously(params: list[Tensor], closure: Closure, n: int, draw: Ca
     A direction in which the loss is not finite is left out; if that leaves none, the gradient is zero.
 
     Args:
-        params: What is moved.
+        params: What is moved, P numbers in all.
         closure: The loss.
         n: Directions.
-        draw: One perturbation, shaped like the parameter given.
+        draw: One perturbation, shaped like the tensor given, [P].
     """
-    # Summed in single precision at least: in bf16 a sum of hundreds stalls.
-    total = [torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32)) for p in params]
-    used = torch.zeros((), device=params[0].device)  # there, as all that follows, so that a CUDA graph can do it too
-    fine = torch.float32 if used.device.type == "mps" else torch.float64  # which has no other
-    with restored(params) as originals:
+    with restored(params):
+        # As one vector: a network has hundreds of parameters, and a kernel for each of them takes most of the time.
+        start = _flat(params)  # [P]
+        total = torch.zeros_like(start)
+        used = torch.zeros((), device=start.device)  # there, as all that follows, so that a CUDA graph can do it too
+        fine = torch.float32 if start.device.type == "mps" else torch.float64  # which has no other
         for _ in range(n):
-            spans, losses = [], []
-            deltas = [draw(p) for p in params]
+            delta = draw(start)
+            ends, losses = [], []
             for sign in (1, -1):
-                for p, original, delta in zip(params, originals, deltas, strict=True):
-                    torch.add(original, delta, alpha=sign, out=p)
-                spans.append([p.clone() for p in params])
-                losses.append(torch.as_tensor(closure(), dtype=fine, device=used.device))
+                torch._foreach_copy_(params, _split(torch.add(start, delta, alpha=sign), params))
+                ends.append(_flat(params))
+                losses.append(torch.as_tensor(closure(), dtype=fine, device=start.device))
+            span = ends[0] - ends[1]  # what rounding left of 2Δ
             difference = losses[0] - losses[1]
             finite = torch.isfinite(difference)
             used += finite
-            for g, plus, minus in zip(total, *spans, strict=True):
-                span = (plus - minus).to(g.dtype)  # what rounding left of 2Δ
-                g += torch.where((span == 0) | ~finite, 0, difference.to(g) / span)
-    for p, g in zip(params, total, strict=True):
-        p.grad = (g / used.clamp(min=1).to(g)).to(p.dtype)
+            total += torch.where((span == 0) | ~finite, 0, difference.to(total) / span)
+        total /= used.clamp(min=1)
+        gradient = [torch.empty_like(p) for p in params]  # as they lie in memory, which fused optimizers ask for
+        torch._foreach_copy_(gradient, _split(total, params))
+    for p, g in zip(params, gradient, strict=True):
+        p.grad = g
+
+
+def _flat(params: list[Tensor]) -> Tensor:
+    """All in one, [P], where the first one is. In single precision at least: in bf16 a sum of hundreds stalls."""
+    dtype = reduce(torch.promote_types, (p.dtype for p in params), torch.float32)
+    return torch.cat([p.reshape(-1).to(params[0].device, dtype) for p in params])
+
+
+def _split(flat: Tensor, params: list[Tensor]) -> list[Tensor]:
+    """The counterpart of `_flat`: views in the parameters' shapes."""
+    parts = torch.split(flat, [p.numel() for p in params])
+    return [part.view(p.shape) for part, p in zip(parts, params, strict=True)]

@@ -45,7 +45,7 @@ class PGT:
         """
         fill_simultaneously(self.params, closure, self.n, self._draw)
 
-    def _draw(self, p: Tensor) -> Tensor:
-        generator = self.random.on(p.device)
-        size = self.mu * (1 + self.r * torch.empty_like(p).uniform_(-1, 1, generator=generator))
-        return torch.copysign(size, torch.empty_like(p).uniform_(-1, 1, generator=generator))
+    def _draw(self, at: Tensor) -> Tensor:
+        generator = self.random.on(at.device)
+        size = self.mu * (1 + self.r * torch.empty_like(at).uniform_(-1, 1, generator=generator))
+        return torch.copysign(size, torch.empty_like(at).uniform_(-1, 1, generator=generator))

@@ -47,6 +47,6 @@ class SPSA:
         """
         fill_simultaneously(self.params, closure, self.n, self._draw)
 
-    def _draw(self, p: Tensor) -> Tensor:
-        u = torch.empty_like(p).uniform_(-1, 1, generator=self.random.on(p.device))
-        return torch.copysign(torch.full_like(p, self.mu), u)
+    def _draw(self, at: Tensor) -> Tensor:
+        u = torch.empty_like(at).uniform_(-1, 1, generator=self.random.on(at.device))
+        return torch.copysign(torch.full_like(at, self.mu), u)

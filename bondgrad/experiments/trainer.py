@@ -48,9 +48,8 @@ class Run:
         self.spsa: SPSA | None = None
         if settings.gradient.method == "SPSA":
             self.spsa = SPSA(read_in.parameters(), mu=settings.gradient.mu, n=settings.gradient.n, seed=seed)
-            read_in.__dict__["random"] = self.spsa.random  # so that a captured step knows of them
-        modules = [module for module in (read_in, read_out, self.parts.through, self.parts.black_box) if module]
-        graphed = GraphedStep(self._step, *modules, self.optimizer)
+        used = (read_in, read_out, self.parts.through, self.parts.black_box, self.optimizer, self.spsa)
+        graphed = GraphedStep(self._step, *[part for part in used if part is not None])
         self._take = graphed if settings.graph and device.type == "cuda" else self._step
         self._seen: Step | None = None
         if self.parts.black_box is not None:
