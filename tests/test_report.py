@@ -103,10 +103,12 @@ def test_gains_ratios_and_what_was_not_run(made):
     assert page.rows("fashion", "SPSA")[:6] == ["26.82", "not run", "-", "-66.53", "not run", "-"]
 
 
-def test_a_ratio_is_of_the_same_seed_and_machine(tmp_path):
+def test_a_ratio_is_of_the_same_seed_and_machine_and_kind_of_steps(tmp_path):
     config, _ = fashion()
     runs = [
         run("AD", 1, loop_ms=1.0),
+        run("AD", 1, loop_ms=0.1, graph=not run("AD", 1)["graph"]),
+        run("AD", 1, loop_ms=0.2, precision="bfloat16"),
         run("AD", 2, loop_ms=4.0),
         run("AD", 3, loop_ms=1.0, machine="another"),
         run("BOND", 1, loop_ms=2.0),

@@ -14,7 +14,6 @@ from bondgrad.report import report_command
 from tests.synthetic_results import write
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
 
 SIZES = [(1280, 900), (375, 812)]
 SCHEMES = {"light": "1", "dark": "0"}
@@ -38,6 +37,8 @@ addEventListener("load", () => {{
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
+    if CHROMIUM is None:
+        pytest.skip("needs chromium")
     folder = tmp_path_factory.mktemp("browser")
     write(folder / "results")
     report_command(folder / "results", folder / "page", Console(quiet=True))

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -79,22 +78,24 @@ def check(experiment: Experiment, folder: Path) -> None:
 
 
 def overview() -> Table:
-    """All of the paper's results, with what they cost at its full protocol."""
-    table = Table(title="The paper's results, at full protocol", box=box.SIMPLE)
+    """All of the paper's results, with what they cost at its full protocol. Fits into 80 columns."""
+    table = Table(title="The paper's results, at full protocol", box=None, padding=(0, 1, 0, 0))
     table.add_column("", no_wrap=True)
-    for heading in ("runs", "epochs", "steps", "evaluations"):
+    for heading in ("runs", "epochs", "steps", "rows to\nthe box"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("data")
+    same = []
     for name in config.names():
         experiment = config.load(config.PAPER / f"{name}.yaml")
         if experiment.name != name:
-            table.add_row(name, *[""] * 4, f"as {experiment.name}")
+            same.append(f"{name} comes with {experiment.name}")
         elif not experiment.runs:
-            table.add_row(name, *[""] * 4, "none")
+            table.add_row(name, *[""] * 4, "no training")
         else:
             total = cost(experiment)
             data = sorted({run.data.removeprefix("california_") for run in experiment.runs})
             epochs = max(run.epochs for run in experiment.runs)
-            runs = f"{len(experiment.runs)} x {len(experiment.seeds)}"
-            table.add_row(name, runs, str(epochs), f"{total.steps:,}", f"{total.evaluations:.0e}", ", ".join(data))
+            runs = len(experiment.runs) * len(experiment.seeds)
+            table.add_row(name, str(runs), str(epochs), f"{total.steps:,}", f"{total.evaluations:.0e}", ", ".join(data))
+    table.caption = "; ".join(same)
     return table

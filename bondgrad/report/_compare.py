@@ -80,15 +80,20 @@ def _of_ours(experiment: Experiment, row: Row, column: str) -> list[float]:
     bases = [base for base in experiment.of(row.baseline) if key in base.finals]
     found = []
     for run in runs:
-        base = _base(run, bases, key, same_machine=column == "loop_ratio")
+        base = _base(run, bases, key, same_conditions=column == "loop_ratio")
         if base is not None and key in run.finals:
             found.append(run.finals[key] - base if column == "gain" else run.finals[key] / base)
     return found
 
 
-def _base(run: Run, bases: list[Run], key: str, same_machine: bool) -> float | None:
+def _base(run: Run, bases: list[Run], key: str, same_conditions: bool) -> float | None:
     """The baseline's number for this run: that of its seed, or else the mean over seeds."""
-    if same_machine:
-        bases = [base for base in bases if (base.machine, base.gpu) == (run.machine, run.gpu)]
+    if same_conditions:
+        bases = [base for base in bases if _conditions(base) == _conditions(run)]
     bases = [base for base in bases if base.seed == run.seed] or bases
     return statistics.fmean(base.finals[key] for base in bases) if bases else None
+
+
+def _conditions(run: Run) -> tuple[object, ...]:
+    """All but the method that decides how long a step takes."""
+    return run.machine, run.gpu, run.graph, run.precision
