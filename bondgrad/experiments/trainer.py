@@ -50,7 +50,9 @@ class Run:
             self.spsa = SPSA(read_in.parameters(), mu=settings.gradient.mu, n=settings.gradient.n, seed=seed)
         used = (read_in, read_out, self.parts.through, self.parts.black_box, self.optimizer, self.spsa)
         graphed = GraphedStep(self._step, *[part for part in used if part is not None])
-        self._take = graphed if settings.graph and device.type == "cuda" else self._step
+        on_a_bench = settings.box is not None and "bench" in settings.box  # whose voltages are looked at in Python
+        self._take = graphed if settings.graph and device.type == "cuda" and not on_a_bench else self._step
+        self.replayed = False  # by a process before this one
         self._seen: Step | None = None
         if self.parts.black_box is not None:
             self.parts.black_box.register_step_hook(self._saw)
@@ -284,6 +286,7 @@ class Run:
             "loss_sum": self.loss_sum,
             "looks": torch.stack(self.looks) if self.looks else None,
             "written": (self.trace, self.history, self.milliseconds, self.asked, self.seconds),
+            "captured": self.captured,
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -301,8 +304,14 @@ class Run:
         self.loss_sum = state["loss_sum"]
         self.looks = [] if state["looks"] is None else list(state["looks"].unbind())
         self.trace, self.history, self.milliseconds, self.evaluations, self.seconds = state["written"]
+        self.replayed = state["captured"]
 
     # ---- results
+
+    @property
+    def captured(self) -> bool:
+        """Whether steps were replays of a CUDA graph."""
+        return self.replayed or (isinstance(self._take, GraphedStep) and self._take.replays > 0)
 
     @property
     def asked(self) -> int:
@@ -329,7 +338,7 @@ class Run:
             "failed": self.failed,
             "steps_of_epoch": self.settings.steps,
             "batch": self.settings.batch,
-            "graph": isinstance(self._take, GraphedStep) and self._take.replays > 0,
+            "graph": self.captured,
             "precision": self.settings.precision,
             "trainable": _count(self.parts.read_in) + _count(self.parts.read_out),
             "frozen": 0 if self.parts.exact is None else _count(self.parts.exact),
