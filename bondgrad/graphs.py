@@ -1,8 +1,10 @@
 """Whole training steps as CUDA graphs."""
 
+import contextlib
+import gc
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -191,6 +193,18 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
 
 
+@contextlib.contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """No garbage collection inside: were another graph, long forgotten, to go during a capture, that would fail."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 class _Captured:
     """One capture of the step."""
 
@@ -210,7 +224,10 @@ class _Captured:
         self.recordings = [_Recording(box) for box in modules if isinstance(box, BlackBox)]
         try:
             # Other threads, such as those that load data, may go on with what they do.
-            with torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"):
+            with (
+                _nothing_collected(),
+                torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"),
+            ):
                 self.result = step(*self.args)
         except BaseException:
             # Torch's own random numbers would stay part of this capture until another one ends well.

@@ -247,6 +247,19 @@ def looks_at_values(x: torch.Tensor):
 
 
 @needs_cuda
+def test_a_forgotten_graph_does_not_go_in_the_middle_of_a_capture():
+    def captured():
+        model = nn.Linear(8, 8).cuda()
+        step = GraphedStep(lambda x: (model(x).sum().detach(), [[] for _ in range(5000)])[0], model)
+        step.itself = step  # so that only the collector finds it
+        for _ in range(5):
+            step(torch.ones(4, 8, device="cuda"))
+        return step.replays
+
+    assert [captured() for _ in range(5)] == [2] * 5  # a warning would be an error here
+
+
+@needs_cuda
 def test_a_box_that_must_run_as_python_does():
     def fn(x: np.ndarray):
         return np.sin(x[:, :4])

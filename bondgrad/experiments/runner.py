@@ -18,6 +18,9 @@ from bondgrad.experiments.trainer import Run
 AT_ONCE = 8  # runs
 TURN = {"cpu": 4, "cuda": 20}  # steps of one run before the next has its turn
 SAVE_EVERY = 60.0  # seconds
+MOST_ON_GPU = (
+    15  # each with two streams. Torch has 32, and two runs on the same one would share cuBLAS's scratch memory
+)
 
 
 class Runner:
@@ -45,6 +48,8 @@ class Runner:
         timed: bool = True,
     ) -> None:
         self.experiment, self.store, self.folder, self.device = experiment, store, folder, device
+        if device.type == "cuda" and at_once > MOST_ON_GPU:
+            raise ValueError(f"--side-by-side must be at most {MOST_ON_GPU} on a GPU, got {at_once}")
         self.at_once, self.timed = at_once, timed
         self.stopped = False  # by whoever sets it, after the turn at hand
 
