@@ -42,7 +42,7 @@ def page(parts: list[Part]) -> str:
             element("style", Html(style)),
         ]
     )
-    links = [element("li", element("a", part.name, href=f"#{slug(part.folder)}")) for part in parts]
+    links = [element("li", link(part)) for part in parts]
     navigation = element(
         "nav",
         element("ul", element("li", element("a", "Summary", href="#summary")), *links),
@@ -60,7 +60,7 @@ def summary(parts: list[Part]) -> Html:
     rows = [
         element(
             "tr",
-            element("th", element("a", part.name, href=f"#{slug(part.folder)}"), scope="row", role="rowheader"),
+            element("th", link(part), scope="row", role="rowheader"),
             element("td", (part.experiment and part.experiment.paper.label) or "-", role="cell"),
             element("td", pill(part.label), role="cell"),
             element("td", hardware(part.experiment) if part.experiment else "-", role="cell"),
@@ -115,9 +115,9 @@ def section(part: Part) -> Html:
     if experiment.says:
         content.append(element("p", element("b", "In the paper: "), experiment.says, class_="says"))
     content += [comparison(experiment, table) for table in experiment.tables]
-    content.append(_protocol(experiment))
     if part.figures:
         content.append(element("div", *map(figure, part.figures), class_="figures"))
+    content.append(_protocol(experiment))
     return element("section", *content, id=anchor, aria_labelledby=f"{anchor}.title")
 
 
@@ -139,6 +139,11 @@ def figure(drawn: Drawn) -> Html:
     files = [element("a", kind.upper(), href=f"{drawn.stem}.{kind}") for kind in ("svg", "png")]
     caption = element("figcaption", element("b", drawn.title), " ", drawn.caption, " ", element("small", *files))
     return element("figure", inline(drawn), caption)
+
+
+def link(part: Part) -> Html:
+    """To its section. A long name may be broken between its words."""
+    return element("a", Html(join([part.name]).replace("_", "_<wbr>")), href=f"#{slug(part.folder)}")
 
 
 def pill(of: Label) -> Html:
