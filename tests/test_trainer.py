@@ -105,7 +105,7 @@ def outcome(run):
 
 
 def weights(run):
-    return {name: t.cpu() for part in run.parts[:2] for name, t in part.state_dict().items()}
+    return {(i, name): t.cpu() for i, part in enumerate(run.parts[:2]) for name, t in part.state_dict().items()}
 
 
 @on_each_device
