@@ -119,6 +119,15 @@ def test_a_ratio_is_of_the_same_seed_and_machine_and_kind_of_steps(tmp_path):
     assert page.rows("it", "BOND")[7] == "2.33 ± 0.58"
 
 
+def test_the_time_of_a_single_run_has_its_quartiles(tmp_path):
+    config, _ = fashion()
+    config["tables"][0]["columns"] = ["loop_ms"]
+    found = {"runs": [run("AD", 1, loop_ms=2.0, loop_quartiles=[1.5, 2.75]), run("BOND", 1, loop_ms=3.0)]}
+    page = page_of(tmp_path, config, found)
+    assert page.rows("it", "AD") == ["56.18", "2.00 (1.50 to 2.75)"]
+    assert page.rows("it", "BOND") == ["73.57", "3.00"]
+
+
 def test_protocols_are_labelled(made):
     _, page, _ = made
     assert page.rows("summary", "calhouse") == ["Table calhouse", "full protocol", "x86_64, 2 cores, 1 thread"]

@@ -27,11 +27,11 @@ def compare(experiment: Experiment, row: Row, column: str) -> Cell:
     difference = NOTHING
     if paper is not None and ours:  # of the numbers as they are, not as they are shown
         difference = signed(statistics.fmean(ours) - paper.mean, metric.digits)
-    return Cell(
-        NOTHING if paper is None else as_written(paper, metric),
-        (spread(ours, metric.digits) if ours else NOTHING) if experiment.of(row.run) else NOT_RUN,
-        difference,
-    )
+    runs = experiment.of(row.run)
+    words = (spread(ours, metric.digits) if ours else NOTHING) if runs else NOT_RUN
+    if column == "loop_ms" and len(ours) == 1 and runs[0].loop_quartiles:  # times vary on one machine, too
+        words += " (" + " to ".join(f"{part:.{metric.digits}f}" for part in runs[0].loop_quartiles) + ")"
+    return Cell(NOTHING if paper is None else as_written(paper, metric), words, difference)
 
 
 def beside(experiment: Experiment, row: Row, column: str) -> str:

@@ -23,6 +23,7 @@ class Run:
     failed: str  # why it ended early, if it could not go on
     steps_of_epoch: int | None
     finals: dict[str, float]  # what it ended with; without what is not known
+    loop_quartiles: list[float]  # around the median of loop times, if known
     at: dict[str, float | str]  # where it stands in a sweep
     curve: dict[str, list[float]]  # by epoch; nan where nothing was measured
     trace: dict[str, list[float]]  # by step

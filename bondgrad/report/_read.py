@@ -113,6 +113,7 @@ def _run(raw: object, where: str) -> Run:
         batch=count(run, "batch", where, needed=False),
         steps_of_epoch=count(run, "steps_of_epoch", where, needed=False),
         finals=finals,
+        loop_quartiles=[number(part, f"{where}.loop_quartiles") for part in items(run, "loop_quartiles", where)],
         at=_at(run, where),
         curve=columns_of(run, "curve", "epoch", where),
         trace=columns_of(run, "trace", "step", where),

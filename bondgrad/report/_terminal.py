@@ -22,6 +22,6 @@ def tables(experiment: Experiment) -> list[Table]:
             cells = [beside(experiment, row, column) for column in of.columns]
             shown.add_row(escape(row.run), *map(escape, cells))
             if any("[" in cell for cell in cells):
-                shown.caption = "in brackets: the paper's"
+                shown.caption = "in square brackets: the paper's"
         found.append(shown)
     return found
