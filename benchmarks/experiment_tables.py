@@ -13,8 +13,9 @@ FIRST = ("calhouse", "calhouse_scaling", "cifar100", "cifar100_loop", "fmnist_ci
 HEAD = """# What came out
 
 Every result of the paper that was run here: ours, and in square brackets the paper's, with the protocol that was really
-run. Shortened runs are marked as such. The loop time of a single run is a median, with its quartiles in round brackets. Made by `python benchmarks/tables.py` from `results/`; `bondgrad report` makes a page
-of the same. [experiments.md](experiments.md) says how to run them.
+run. Shortened runs are marked as such. The loop time of a single run is a median, with its quartiles in round brackets.
+Made by `python benchmarks/tables.py` from `results/`; `bondgrad report` makes a page of the same.
+[experiments.md](experiments.md) says how to run them.
 
 | experiment | in the paper | protocol |
 | --- | --- | --- |
