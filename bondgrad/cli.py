@@ -31,7 +31,8 @@ def _device(name: str) -> "torch.device":
 
     there = {"cpu": True, "cuda": torch.cuda.is_available()}
     name = name or ("cuda" if there["cuda"] else "cpu")
-    if not there.get(name.partition(":")[0]):
+    kind, _, number = name.partition(":")
+    if not there.get(kind) or not (number or "0").isdecimal():
         raise typer.BadParameter(f"there is no {name!r} here: take cpu or cuda", param_hint="--device")
     return torch.device(name)
 
@@ -127,7 +128,7 @@ def pretrain(
 Data = Annotated[Path, typer.Option(envvar="BONDGRAD_DATA", help="Folder of Fashion-MNIST and CIFAR, if needed.")]
 Output = Annotated[Path | None, typer.Option(file_okay=False, help="Folder for the results.")]
 Only = Annotated[list[str] | None, typer.Option(help="Runs by name, * for anything; may be repeated.")]
-Seeds = Annotated[list[int] | None, typer.Option("--seed", help="Instead of the file's; may be repeated.")]
+Seeds = Annotated[list[int] | None, typer.Option("--seed", min=0, help="Instead of the file's; may be repeated.")]
 Epochs = Annotated[int | None, typer.Option(min=1, help="Instead of the file's.")]
 Steps = Annotated[int | None, typer.Option(min=1, help="Cut every epoch to so many steps.")]
 Every = Annotated[int | None, typer.Option(min=0, help="Steps between looks at the exact gradient; 0: never.")]
@@ -238,7 +239,7 @@ def _experiment(
             tensorboard,
         )
         done = run_experiment(experiment, options, Console())
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, OSError) as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(2) from error
     if not done:
@@ -261,6 +262,6 @@ def report(
 
     try:
         report_command(results, output, Console())
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(2) from error

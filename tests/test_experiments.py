@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from rich.console import Console
 from torch import nn
 from typer.testing import CliRunner
 
@@ -21,6 +22,7 @@ from bondgrad.cli import main
 from bondgrad.experiments import config, store, task
 from bondgrad.experiments.cost import cost
 from bondgrad.experiments.model import NETWORKS, build
+from bondgrad.experiments.runner import Runner
 from bondgrad.experiments.trainer import Run
 from tests.test_trainer import few_pictures
 
@@ -138,7 +140,7 @@ def test_side_by_side_or_one_after_the_other_is_the_same(small, tmp_path):
     assert {key: run["curve"] for key, run in one.items()} == {key: run["curve"] for key, run in four.items()}
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_killed_or_interrupted_it_goes_on_as_it_would_have(how, tmp_path):
     path, whole, broken = tmp_path / "long.yaml", tmp_path / "whole", tmp_path / "broken"
     path.write_text(SMALL.replace("epochs: 3", "epochs: 4").replace("steps: 30", "steps: 120"))
@@ -168,11 +170,12 @@ def test_other_settings_are_not_mixed_in(small, tmp_path):
     invoke("run", small, "--output", tmp_path / "out", "--device", "cpu")
     done = invoke("run", small, "--output", tmp_path / "out", "--epochs", "5", "--device", "cpu")
     assert done.exit_code == 2
-    assert "results of other settings (AD, seed 1, 3 epochs)" in done.output
+    assert "was made with other settings (epochs was 3, is 5)" in " ".join(done.output.split())
     assert yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())["runs"]["AD"]["epochs"] == 3
     shutil.rmtree(tmp_path / "out" / "runs")  # as in a fresh clone
     done = invoke("run", small, "--output", tmp_path / "out", "--epochs", "5", "--seed", "1", "--device", "cpu")
     assert done.exit_code == 2
+    assert "results of other settings (AD, seed 1, 3 epochs)" in " ".join(done.output.split())
 
 
 def test_unfinished_runs_of_other_settings_are_not_mixed_in(small, tmp_path):
@@ -208,20 +211,25 @@ def test_two_commands_cannot_work_on_the_same_run(small, tmp_path):
     experiment = config.load(small)
     settings = experiment.runs[0]
     one, other = (store.Store(tmp_path / "out", experiment, "") for _ in range(2))
-    run = Run(settings, 1, tmp_path, torch.device("cpu"))
-    one.resume(run)
-    with pytest.raises(ValueError, match="another command is at work on AD-1"):
-        other.resume(run)
-    one.close()
-    other.resume(run)
+    assert one.lock(settings.run, 1)
+    assert not other.lock(settings.run, 1)
+    assert other.lock(settings.run, 2)
+    done = invoke("run", small, "--output", tmp_path / "out", "--device", "cpu")
     other.close()
+    one.close()
+    assert done.exit_code == 2
+    assert "another command is at work on AD, seed 1, AD, seed 2: all else is done" in " ".join(done.output.split())
+    assert {key for key, run in results(tmp_path / "out").items() if run["epochs_run"] == 3} == {
+        ("BOND", 1),
+        ("BOND", 2),
+    }
 
 
 def test_what_is_done_is_in_the_results_though_the_rest_fails(small, tmp_path, monkeypatch):
-    def broken(self, steps, timed):
+    def broken(self, *args):
         if self.settings.run == "BOND" and self.epoch == 1:
             raise RuntimeError("the box is on fire")
-        return whole(self, steps, timed)
+        return whole(self, *args)
 
     whole = Run.turn
     monkeypatch.setattr(Run, "turn", broken)
@@ -231,6 +239,80 @@ def test_what_is_done_is_in_the_results_though_the_rest_fails(small, tmp_path, m
     assert (runs["AD", 1]["epochs_run"], runs["BOND", 1]["epochs_run"]) == (3, 1)
 
 
+def test_what_fails_in_one_run_does_not_cost_the_others_what_they_have(small, tmp_path, monkeypatch):
+    def broken(self, *args):
+        if self.settings.run == "BOND" and self.epoch == 1:
+            raise RuntimeError("the box is on fire")
+        return whole(self, *args)
+
+    whole = Run.turn
+    monkeypatch.setattr(Run, "turn", broken)
+    invoke("run", small, "--output", tmp_path / "out", "--seed", "1", "--device", "cpu")
+    monkeypatch.setattr(Run, "turn", whole)
+    done = invoke("run", small, "--output", tmp_path / "out", "--seed", "1", "--device", "cpu")
+    assert "AD, seed 1: goes on after" in done.output
+    assert done.exit_code == 0
+
+
+def test_an_interrupt_does_not_wait_for_the_other_runs(small, tmp_path, monkeypatch):
+    experiment = config.load(small).changed(seeds=[1])
+    kept = store.Store(tmp_path / "out", experiment, "")
+    runner = Runner(experiment, kept, tmp_path, torch.device("cpu"))
+    one = Run._one
+
+    def pressed(self, *args, **kwargs):
+        one(self, *args, **kwargs)
+        runner.stopped = self.steps == 6  # in the middle of the first run's second turn
+
+    monkeypatch.setattr(Run, "_one", pressed)
+    assert not runner.run(Console(quiet=True))
+    steps = {run: torch.load(kept.path(run, 1, "pt"), weights_only=True)["at"][2] for run in ("AD", "BOND")}
+    kept.close()
+    assert steps == {"AD": 6, "BOND": 4}
+
+
+def test_what_was_half_written_is_removed(small, tmp_path, monkeypatch):
+    half = tmp_path / "out" / "runs" / "AD-1.pt.123.part"
+    half.parent.mkdir(parents=True)
+    half.touch()
+    invoke("run", small, "--output", tmp_path / "out", "--seed", "1", "--device", "cpu")
+    assert not half.exists()
+
+    def full(*_):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    done = invoke("run", small, "--output", tmp_path / "full", "--seed", "1", "--device", "cpu")
+    assert done.exit_code == 2
+    assert "no space left" in done.output
+    assert not list((tmp_path / "full").rglob("*.part"))
+
+
+def test_the_resolved_file_can_be_run(small, tmp_path):
+    invoke("run", small, "--output", tmp_path / "out", "--seed", "1", "--device", "cpu")
+    resolved = tmp_path / "out" / "config.yaml"
+    done = invoke("run", resolved, "--output", tmp_path / "again", "--seed", "1", "--device", "cpu")
+    assert done.exit_code == 0, done.output
+    clock = {"loop_ms": 0, "loop_quartiles": 0, "seconds": 0, "command": ""}
+    one, other = ({k: run | clock for k, run in results(tmp_path / f).items()} for f in ("out", "again"))
+    assert one == other
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ((), "Our own protocol"),
+        (("--steps", "5"), "Shortened: epochs cut to 5 steps"),
+        (("--epochs", "2"), "Shortened: 2 of 3 epochs"),
+        (("--epochs", "4"), "Shortened: 4 epochs instead of 3"),
+        (("--bfloat16",), "Shortened: networks in bfloat16"),
+    ],
+)
+def test_what_was_changed_is_said(options, says, small, tmp_path):
+    done = invoke("run", small, "--output", tmp_path / "out", "--device", "cpu", "--measure-every", "0", *options)
+    assert says in " ".join(done.output.split())
+
+
 def test_a_run_that_diverges_does_not_take_the_others_with_it(small, tmp_path):
     small.write_text(SMALL + "  wild: {gradient: {method: AD}, optimizer: {kind: sgd, rate: 1e30}}\n")
     done = invoke("run", small, "--output", tmp_path / "out", "--seed", "1", "--device", "cpu")
@@ -238,6 +320,9 @@ def test_a_run_that_diverges_does_not_take_the_others_with_it(small, tmp_path):
     runs = results(tmp_path / "out")
     assert runs["wild", 1]["failed"]
     assert runs["BOND", 1]["epochs_run"] == 3
+    assert "1 run failed" in done.output
+    again = invoke("run", small, "--output", tmp_path / "out", "--seed", "1", "--device", "cpu")
+    assert "wild, seed 1: done before and failed: the loss was" in " ".join(again.output.split())
 
 
 def test_tensorboard(small, tmp_path):
@@ -257,12 +342,28 @@ def test_tensorboard(small, tmp_path):
         (("kind: fixed", "kind: fixt"), "kind must be one of fixed, parallel"),
         (("method: AD", "method: ADD"), "method must be one of AD, BOND"),
         (("hidden: 20", "hiden: 20"), "hiden"),
-        (("loss: huber", "loss: hubris"), "loss must be one of"),
-        (("batch: 64", "batch: 0"), "batch must be a positive"),
+        (("loss: huber", "loss: hubris"), "loss of california_housing must be huber"),
+        (("batch: 64", "batch: 0"), "batch must be a whole number, 1 or more"),
+        (("batch: 64", "batch: true"), "batch must be a whole number"),
+        (("batch: 64", "batch: 64\nbatch: 32"), "'batch' is there twice"),
+        (("batch: 64", "batch: 64\nmeasure_every: 2.5"), "measure_every must be a whole number"),
+        (("batch: 64", "batch: 64\noptimizer: {rate: -1e-3}"), "rate must be a positive number"),
+        (("batch: 64", 'batch: 64\noptimizer: {rate: "1e-3"}'), "rate must be a positive number"),
+        (("batch: 64", "batch: 64\noptimizer: adam"), "optimizer must have names and values"),
+        (("batch: 64", "batch: 64\nschedule: {until: [50, 75], factors: [1, 0.1, 0.01]}"), "until must be parts"),
+        (("batch: 64", "batch: 64\ngraph: 'no'"), "graph must be one of True, False"),
+        (("batch: 64", "batch: 64\ntables: [{columns: [test_los], rows: []}]"), "columns must be out of"),
+        (("batch: 64", "batch: 64\ntables: [{columns: [test_loss], rows: [{run: DA}]}]"), "no run is called so"),
+        (("batch: 64", "batch: 64\nfigures: [{kind: curves, title: t, y: test_loss, rnus: [AD]}]"), "called rnus"),
+        (("AD: {", "1: {"), "the name of a run must be text, got 1"),
+        (("d_in: 5", "d_in: 6"), "read_in has 5 outputs, and the box 6 inputs"),
+        (("sizes: [5, 20, 1]", "sizes: [5, 20, 2]"), "read_out has 2 outputs, and california_housing 1 to predict"),
+        (("sizes: [5, 20, 1]", "sizes: [5, 20, 1], activation: gelu"), "activation must be one of relu, tanh"),
+        (("seeds: [1, 2]", "seeds: [1, 1]"), "seeds must be a list of different"),
         (("data: california_housing", "data: calfornia"), "data must be one of"),
         (("AD: {", "AD: {box: {kind: none"), "small.yaml could not be read"),
-        (("seeds: [1, 2]", "seeds: 1"), "small.yaml: TypeError"),
-        (("steps: 30", "steps: 0"), "steps must be a positive"),
+        (("seeds: [1, 2]", "seeds: 1"), "seeds must be a list"),
+        (("steps: 30", "steps: 0"), "steps must be a whole number"),
         (("d_out: 5}", "d_out: 5, bench: {noise: 1}}"), "a bench is for kind dots"),
     ],
 )

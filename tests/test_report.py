@@ -119,6 +119,25 @@ def test_a_ratio_is_of_the_same_seed_and_machine_and_kind_of_steps(tmp_path):
     assert page.rows("it", "BOND")[7] == "2.33 ± 0.58"
 
 
+def test_what_failed_is_no_result(tmp_path):
+    config, _ = fashion()
+    config["tables"][0]["columns"] = ["accuracy", "gain", "loop_ms"]
+    failed = {"failed": "the loss was nan", "epochs_run": 3}
+    runs = [run("AD", 1, accuracy=0.9), run("AD", 2, accuracy=0.5, loop_ms=1.0, **failed)]
+    runs += [run("BOND", 1, accuracy=0.3, loop_ms=1.0, **failed)]
+    page = page_of(tmp_path, config, {"runs": runs})
+    assert page.rows("it", "AD")[1] == "90.00, 1 failed"
+    assert page.rows("it", "BOND") == ["93.42 ± 0.10", "failed", "-", "0.07", "failed", "-", "73.57", "1.00"]
+    assert "2 runs failed" in page.rows("summary", "fashion")[1]
+
+
+def test_a_page_of_one_experiment(tmp_path):
+    config, found = fashion()
+    put(tmp_path / "it", config, found)
+    report_command(tmp_path / "it", tmp_path / "page", Console(quiet=True))
+    assert (tmp_path / "page" / "index.html").exists()
+
+
 def test_the_time_of_a_single_run_has_its_quartiles(tmp_path):
     config, _ = fashion()
     config["tables"][0]["columns"] = ["loop_ms"]

@@ -42,6 +42,8 @@ WAYS = {
     "echo, AD": replace(HOUSING, box=ECHO, gradient=Gradient("AD")),
     "echo": replace(HOUSING, box=ECHO | {"horizon": 1}, gradient=Gradient(normalize_rows=True)),
     "echo through time": replace(HOUSING, box=ECHO | {"horizon": "auto"}),
+    "echo, noise": replace(HOUSING, box=ECHO | {"noise": 1e-3, "horizon": 1}, gradient=Gradient(noise=5e-4)),
+    "echo, noise, AD": replace(HOUSING, box=ECHO | {"noise": 1e-3}, gradient=Gradient("AD")),
     "echo, SPSA": replace(HOUSING, box=ECHO, gradient=Gradient("SPSA")),
     "bfloat16": replace(HOUSING, precision="bfloat16"),
 }

@@ -1,6 +1,7 @@
 """Experiments as files: what is trained, in which ways, and what the paper says of it."""
 
 import itertools
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -12,7 +13,12 @@ import yaml
 
 PAPER = Path(__file__).parent / "paper"
 METHODS = ("AD", "BOND", "BONDS", "forward", "SPSA")
-LOSSES = ("huber", "cross_entropy")
+LOSSES = {
+    "california_housing": "huber",
+    "fashion_mnist": "cross_entropy",
+    "cifar10": "cross_entropy",
+    "cifar100": "cross_entropy",
+}
 PRECISIONS = ("float32", "bfloat16")
 SHOWN = ("title", "says", "notes", "paper", "tables", "figures")  # for the report; nothing here looks at them
 Part = dict[str, Any]  # {kind: ..., and its arguments}
@@ -54,7 +60,8 @@ class Schedule:
     def __call__(self, epoch: int, epochs: int) -> float:
         """The factor for an epoch, the first being 0."""
         for i, (until, factor) in enumerate(zip(self.until, self.factors, strict=False)):
-            if epoch < until * epochs or (i > 0 and epoch == until * epochs):
+            end = round(until * epochs, 9)  # 0.58 of 100 is 58
+            if epoch < end or (i > 0 and epoch == end):
                 return factor
         return self.factors[-1]
 
@@ -91,19 +98,33 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Refuse what would only show after hours."""
-        _one_of("method", self.gradient.method, METHODS)
-        _one_of("loss", self.loss, LOSSES)
-        _one_of("precision", self.precision, PRECISIONS)
-        _one_of("optimizer", self.optimizer.kind, ("adam", "sgd"))
-        for name in ("batch", "epochs"):
-            if not (isinstance(value := getattr(self, name), int) and value > 0):
-                raise ValueError(f"{name} must be a positive whole number, got {value!r}")
-        if self.steps is not None and self.steps < 1:
-            raise ValueError(f"steps must be a positive whole number, got {self.steps!r}")
-        if self.measure_every < 0:
-            raise ValueError(f"measure_every must be zero or more, got {self.measure_every!r}")
-        if len(self.schedule.factors) != len(self.schedule.until) + 1:
-            raise ValueError(f"a schedule has one factor more than parts, got {self.schedule}")
+        how, optimizer, schedule = self.gradient, self.optimizer, self.schedule
+        one_of("method", how.method, METHODS)
+        one_of("data", self.data, LOSSES)
+        one_of(f"loss of {self.data}", self.loss, (LOSSES[self.data],))
+        one_of("precision", self.precision, PRECISIONS)
+        one_of("optimizer", optimizer.kind, ("adam", "sgd"))
+        _whole("batch", self.batch, 1)
+        _whole("epochs", self.epochs, 1)
+        _whole("measure_every", self.measure_every, 0)
+        _whole("n", how.n, 1)
+        if self.steps is not None:
+            _whole("steps", self.steps, 1)
+        one_of("graph", self.graph, (True, False))
+        one_of("normalize_rows", how.normalize_rows, (True, False))
+        for name, number in (("rate", optimizer.rate), ("read_out_rate", optimizer.read_out_rate or 1), ("mu", how.mu)):
+            _positive(name, number)
+        for name, numbers in (("until", schedule.until), ("factors", schedule.factors)):
+            if not isinstance(numbers, tuple):
+                raise ValueError(f"{name} of a schedule must be a list, got {numbers!r}")
+            for number in numbers:
+                _positive(name, number)
+        if list(schedule.until) != sorted(schedule.until) or max(schedule.until, default=0) > 1:
+            raise ValueError(f"until must be parts of the epochs, from 0 to 1, in order, got {list(schedule.until)}")
+        if len(schedule.factors) != len(schedule.until) + 1:
+            raise ValueError(
+                f"a schedule has one factor more than parts, got {len(schedule.factors)} for {len(schedule.until)}"
+            )
         if self.box is None and self.gradient.method != "AD":
             raise ValueError(
                 f"{self.run}: without a box there is nothing for {self.gradient.method} to do, only for AD"
@@ -164,29 +185,45 @@ def load(path: Path) -> Experiment:
     except (OSError, yaml.YAMLError) as error:
         raise ValueError(f"{path} could not be read: {error}") from error
     if not isinstance(document, dict):
-        raise ValueError(f"{path} must be a mapping, such as those of `bondgrad reproduce --list`")
-    if "same_runs_as" in document:  # a figure and a table may come from the same runs
-        return load(path.with_name(f"{document['same_runs_as']}.yaml"))
+        raise ValueError(f"{path} must have names and values, such as the file in docs/experiments.md")
+    other = document.get("same_runs_as")  # a figure and a table may come from the same runs
+    if other is not None and other != path.stem:
+        return load(path.with_name(f"{other}.yaml"))
     try:
         return _experiment(document, path.stem)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:  # whatever shape it should not have
+    except ValueError as error:
+        raise ValueError(f"{path.name}: {error}") from error
+    except (AttributeError, KeyError, TypeError) as error:  # whatever shape it should not have
         raise ValueError(f"{path.name}: {type(error).__name__}: {error}") from error
 
 
 def _experiment(document: dict[str, Any], name: str) -> Experiment:
-    shown = {key: document.pop(key) for key in SHOWN if key in document}
-    name, seeds = document.pop("name", name), tuple(document.pop("seeds", (42,)))
+    shown = {key: value for key in SHOWN if (value := document.pop(key, None)) is not None}
+    document.pop("planned", None)  # as in the config.yaml of results, which may be run again
+    name, seeds = document.pop("name", name), document.pop("seeds", [42])
+    if not isinstance(seeds, list) or not seeds or len(set(map(str, seeds))) < len(seeds):
+        raise ValueError(f"seeds must be a list of different whole numbers, got {seeds!r}")
+    for seed in seeds:
+        _whole("seeds", seed, 0)
     sweep, listed, grid = document.pop("sweep", None), document.pop("runs", {}) or {}, document.pop("grid", [])
+    _mapping("runs", listed)
     named = [(run, override or {}) for run, override in listed.items()]
     named += [pair for block in grid for pair in _grid(block)]
     if not named and not sweep:
         raise ValueError("there are no runs")
-    runs = tuple(_settings(run, _merged(document, override)) for run, override in named)
+    if wrong := [run for run, _ in named if not isinstance(run, str)]:
+        raise ValueError(f"the name of a run must be text, got {wrong[0]!r}: put it into quotes")
+    runs = tuple(_settings(run, _merged(document, _mapping(run, override))) for run, override in named)
     shown = {"title": name, **shown}
     if "tables" not in shown and "figures" not in shown:
         shown |= _plain_view(runs)
-    planned = {"seeds": list(seeds), "epochs": {run.run: run.epochs for run in runs}}
-    return Experiment(name, runs, seeds, shown, planned, sweep)
+    planned = {
+        "seeds": seeds,
+        "epochs": {run.run: run.epochs for run in runs},
+        "steps": {run.run: run.steps for run in runs if run.steps is not None},
+        "precision": {run.run: run.precision for run in runs if run.precision != "float32"},
+    }
+    return Experiment(name, runs, tuple(seeds), shown, planned, sweep)
 
 
 def _plain_view(runs: tuple[Settings, ...]) -> dict[str, Any]:
@@ -195,7 +232,7 @@ def _plain_view(runs: tuple[Settings, ...]) -> dict[str, Any]:
     columns = [y, "sign_accuracy", "loop_ms", "evaluations_per_step"]
     return {
         "tables": [{"columns": columns, "rows": [{"run": run.run} for run in runs]}],
-        "figures": [{"kind": "curves", "title": "On the test set", "y": y}],
+        "figures": [{"kind": "curves", "title": "On the test set", "y": y, "runs": [run.run for run in runs]}],
     }
 
 
@@ -215,6 +252,7 @@ def _filled(value: Any, at: dict[str, Any]) -> Any:  # noqa: ANN401
     found = re.fullmatch(r"\$(\w+)(/2)?", value) if isinstance(value, str) else None
     if found is None:
         return value
+    one_of("$NAME", found[1], at)
     return at[found[1]] / 2 if found[2] else at[found[1]]
 
 
@@ -231,14 +269,20 @@ def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 def _settings(run: str, values: dict[str, Any]) -> Settings:
     """Checked: a name that nothing knows is a mistake."""
     values = dict(values)
-    if "policy" in values.get("gradient", {}):
-        values["gradient"] = values["gradient"] | {"policy": {"kind": "bond", **values["gradient"]["policy"]}}
+    if "policy" in _mapping(f"{run}, gradient", values.get("gradient", {})):
+        policy = _mapping(f"{run}, policy", values["gradient"]["policy"])
+        values["gradient"] = values["gradient"] | {"policy": {"kind": "bond", **policy}}
+    for name in ("read_in", "read_out", *["box"] * (values.get("box") is not None)):
+        _mapping(f"{run}, {name}", values.get(name))
     kinds: dict[str, Any] = {"gradient": Gradient, "optimizer": Optimizer, "schedule": Schedule}
     for name, kind in kinds.items():
         if name in values:
-            given = _known(kind, values[name], f"{run}, {name}")
+            given = _known(kind, _mapping(f"{run}, {name}", values[name]), f"{run}, {name}")
             values[name] = kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in given.items()})
-    return Settings(run=run, **_known(Settings, values, run))
+    values = _known(Settings, values, run)
+    if missing := {"data", "loss", "batch", "epochs"} - set(values):
+        raise ValueError(f"{run}: {', '.join(sorted(missing))} must be given")
+    return Settings(run=run, **values)
 
 
 def _known(kind: type, values: dict[str, Any], where: str) -> dict[str, Any]:
@@ -249,9 +293,28 @@ def _known(kind: type, values: dict[str, Any], where: str) -> dict[str, Any]:
     return values
 
 
-def _one_of(what: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"{what} must be one of {', '.join(allowed)}, got {value!r}")
+def one_of(what: str, value: object, allowed: Iterable[object]) -> None:
+    """Refuse any other."""
+    allowed = list(allowed)
+    if value not in allowed or isinstance(value, bool) != isinstance(allowed[0], bool):
+        words = ", ".join(map(str, allowed))
+        raise ValueError(f"{what} must be {'one of ' * (len(allowed) > 1)}{words}, got {value!r}")
+
+
+def _whole(what: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
+        raise ValueError(f"{what} must be a whole number, {least} or more, got {value!r}")
+
+
+def _positive(what: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ValueError(f"{what} must be a positive number, got {value!r}")
+
+
+def _mapping(what: str, value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{what} must have names and values, as in {{kind: ...}}, got {value!r}")
+    return value
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401
@@ -262,7 +325,15 @@ def _plain(value: Any) -> Any:  # noqa: ANN401
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads 1e-3 as a number, as everybody but YAML 1.1 does."""
+    """Reads 1e-3 as a number, as everybody but YAML 1.1 does, and refuses a name that comes twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """As it is, but no value takes the place of another."""
+        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"]
+        for name in names:
+            if names.count(name) > 1:
+                raise yaml.YAMLError(f"{name!r} is there twice, in {str(node.start_mark).strip()}")
+        return super().construct_mapping(node, deep)
 
 
 _Loader.yaml_implicit_resolvers = {

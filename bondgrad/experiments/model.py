@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from bondgrad import reservoirs
 from bondgrad.box import BlackBox
 from bondgrad.estimators import Central, Estimator, Forward, Simultaneous
-from bondgrad.experiments.config import Gradient, Part, Settings
+from bondgrad.experiments.config import Gradient, Part, Settings, one_of
 from bondgrad.networks import densenet, ffnn, resnet101
 from bondgrad.policies import Bond, Calibrated, Fixed, Gaussian, Optimal, Policy
 
@@ -48,15 +48,18 @@ class Through(nn.Module):
     Args:
         reservoir: Frozen.
         limits: (low, high) that it is kept within, if any.
+        start: Of its memory, [1, hidden]. None: it has none.
     """
 
     state: Tensor | None  # [1, hidden]
 
-    def __init__(self, reservoir: Any, limits: tuple[float, float] | None) -> None:  # noqa: ANN401
+    start: Tensor | None
+
+    def __init__(self, reservoir: Any, limits: tuple[float, float] | None, start: Tensor | None) -> None:  # noqa: ANN401
         super().__init__()
         self.reservoir, self.limits = reservoir, limits
         self.still = False
-        start = getattr(reservoir, "start", None)
+        self.register_buffer("start", start, persistent=False)
         self.register_buffer("state", None if start is None else start.clone())
 
     def forward(self, x: Tensor) -> Tensor:
@@ -66,7 +69,7 @@ class Through(nn.Module):
             if self.state is None:
                 alone: Tensor = self.reservoir(x)
                 return alone
-            y, after = self.reservoir(x.unsqueeze(0), self.state if self.training else self.reservoir.start)
+            y, after = self.reservoir(x.unsqueeze(0), self.state if self.training else self.start)
         if self.training and not self.still:
             self.state.copy_(after.detach())
         first: Tensor = y[0]
@@ -95,7 +98,8 @@ def build(settings: Settings, seed: int, device: torch.device) -> Parts:
         on_bench = reservoirs.Instrument(reservoir.box, limits=reservoir.box.limits, seed=seed, **bench)
         box = reservoirs.Tile(on_bench, reservoir.groups)
     limits = None if limits is None else (limits[0], limits[1])
-    through, exact = Through(box, limits).to(device), Through(reservoir, limits).to(device)
+    start = getattr(reservoir, "start", None)
+    through, exact = Through(box, limits, start).to(device), Through(reservoir, limits, start).to(device)
     black_box = None
     how = settings.gradient
     if how.method in ESTIMATORS:
@@ -107,13 +111,14 @@ def build(settings: Settings, seed: int, device: torch.device) -> Parts:
             policy=made(POLICIES, how.policy),
             noise=how.noise,
             limits=limits,
-            state=getattr(reservoir, "start", None),
+            state=start,
             seed=seed,
         ).to(device)
     return Parts(*networks, through, exact, black_box)
 
 
 def _ffnn(sizes: list[int], activation: str = "tanh") -> nn.Module:
+    one_of("activation", activation, ACTIVATIONS)
     return ffnn(sizes, ACTIVATIONS[activation])
 
 

@@ -10,12 +10,15 @@ from rich.table import Table
 
 from bondgrad import report
 from bondgrad.experiments import config, task
-from bondgrad.experiments.config import Experiment
+from bondgrad.experiments.config import Experiment, Settings
 from bondgrad.experiments.cost import cost
 from bondgrad.experiments.gate_sweep import gate_sweep
-from bondgrad.experiments.model import build
+from bondgrad.experiments.model import Parts, build
 from bondgrad.experiments.runner import AT_ONCE, Runner
 from bondgrad.experiments.store import Store
+from bondgrad.experiments.task import Task
+
+CLASSES = {"fashion_mnist": 10, "cifar10": 10, "cifar100": 100}
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ def run_experiment(experiment: Experiment, options: Options, console: Console) -
     changes = {name: getattr(options, name) for name in ("epochs", "steps", "measure_every", "precision", "graph")}
     whole = experiment.changed(options.seeds, **changes)
     chosen = whole.only(options.only) if options.only else whole
+    report.shown(whole.as_dict())
     check(chosen, options.pictures)
     store = Store(options.output, whole, options.command, options.tensorboard)
     store.config()
@@ -64,17 +68,47 @@ def run_experiment(experiment: Experiment, options: Options, console: Console) -
     if not finished:
         console.print(f"[yellow]Interrupted.[/] The same command goes on where this one was; so far: {where}")
         return False
-    console.print(f"Results and figures in [bold]{where}[/]; `bondgrad report` makes a page of all there are.")
+    console.print(f"Results and figures in [bold]{where}[/]; `bondgrad report {where}` makes a page of them.")
     return True
 
 
 def check(experiment: Experiment, folder: Path) -> None:
-    """Refuse at once what would otherwise fail after hours: data that are not there, parts that cannot be built."""
+    """Refuse at once what would otherwise fail after hours.
+
+    That is data that are not there, parts that cannot be built or do not fit together, and tables or figures of what
+    there is not.
+    """
     for name in {run.data for run in experiment.runs} - {"california_housing"}:
         task.pictures(name, folder)
-    different = {repr((run.read_in, run.box, run.read_out, run.gradient)): run for run in experiment.runs}
+    shapes: set[str] = set()
+    different = {repr((run.data, run.read_in, run.box, run.read_out, run.gradient)): run for run in experiment.runs}
     for settings in different.values():
-        build(settings, 0, torch.device("cpu"))
+        try:
+            parts = build(settings, 0, torch.device("cpu"))
+            shape = repr((settings.data, settings.read_in, settings.box, settings.read_out))
+            if shape not in shapes:  # of a sweep, once is enough
+                _try_out(settings, parts, folder)
+            shapes.add(shape)
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            raise ValueError(f"{settings.run}: {error}") from error
+
+
+def _try_out(settings: Settings, parts: Parts, folder: Path) -> None:
+    """Two rows of the data, from end to end."""
+    data = Task(settings, 0, folder, torch.device("cpu"))
+    x, y = data.batch(torch.arange(2), torch.Generator())
+    for part in parts[:3]:
+        if part is not None:
+            part.eval()
+    with torch.no_grad():
+        a = parts.read_in(x)
+        wanted = a.shape[1] if parts.through is None else parts.through.reservoir.in_features
+        if a.shape[1] != wanted:
+            raise ValueError(f"read_in has {a.shape[1]} outputs, and the box {wanted} inputs")
+        answer = parts.read_out(a if parts.through is None else parts.through(a))
+    outputs = y.shape[1] if y.ndim == 2 else CLASSES[settings.data]
+    if answer.shape[1] != outputs:
+        raise ValueError(f"read_out has {answer.shape[1]} outputs, and {settings.data} {outputs} to predict")
 
 
 def overview() -> Table:

@@ -51,29 +51,49 @@ class Runner:
         if device.type == "cuda" and at_once > MOST_ON_GPU:
             raise ValueError(f"--side-by-side must be at most {MOST_ON_GPU} on a GPU, got {at_once}")
         self.at_once, self.timed = at_once, timed
-        self.stopped = False  # by whoever sets it, after the turn at hand
+        self.stopped = False  # by whoever sets it, after the step at hand
+        self._elsewhere: list[str] = []  # runs that another command is at work on
 
     def run(self, console: Console) -> bool:
         """All of it; False if it was interrupted."""
-        todo: list[tuple[Settings, int]] = []
-        for seed in self.experiment.seeds:
-            for settings in self.experiment.runs:
-                if self.store.finished(settings.run, seed):
-                    console.print(f"{escape(settings.run)}, seed {seed}: done before")
-                else:
-                    todo.append((settings, seed))
+        all_runs = [(settings, seed) for seed in self.experiment.seeds for settings in self.experiment.runs]
+        todo = [pair for pair in all_runs if not self._finished(*pair, console)]
         with interrupts(self):
             for i in range(0, len(todo), self.at_once):
                 if not self.stopped:
                     some = todo[i : i + self.at_once]
                     self._group(some, console, f"{i + 1} to {i + len(some)} of {len(todo)}")
+        if self._elsewhere and not self.stopped:
+            raise ValueError(f"another command is at work on {', '.join(self._elsewhere)}: all else is done")
         return not self.stopped
 
+    def _finished(self, settings: Settings, seed: int, console: Console) -> bool:
+        record = self.store.finished(settings.run, seed)
+        if record is not None:
+            failed = f" [red]and failed:[/] {escape(record['failed'])}" if record["failed"] else ""
+            console.print(f"{escape(settings.run)}, seed {seed}: done before{failed}")
+        return record is not None
+
+    def _begun(self, settings: Settings, seed: int, console: Console) -> Run | None:
+        """A run, new or where it was; None if another command has it, or has finished it meanwhile."""
+        name = f"{settings.run}, seed {seed}"
+        mine = self.store.lock(settings.run, seed)
+        if self._finished(settings, seed, console):
+            return None
+        if not mine:
+            console.print(f"{escape(name)}: another command is at work on it")
+            self._elsewhere.append(name)
+            return None
+        run = Run(settings, seed, self.folder, self.device)
+        if self.store.resume(run):
+            console.print(f"{escape(name)}: goes on after {run.steps:,} steps")
+        return run
+
     def _group(self, todo: list[tuple[Settings, int]], console: Console, which: str) -> None:
-        runs = [Run(settings, seed, self.folder, self.device) for settings, seed in todo]
-        for run in runs:
-            if self.store.resume(run):
-                console.print(f"{escape(run.settings.run)}, seed {run.seed}: goes on after {run.steps:,} steps")
+        begun = [self._begun(settings, seed, console) for settings, seed in todo]
+        runs = [run for run in begun if run is not None]
+        if not runs:
+            return
         columns = (
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=10),
@@ -108,18 +128,27 @@ class Runner:
         saved = time.monotonic()
         while not self.stopped and not all(run.done for run in runs):
             for run in runs:
-                if run.done:
+                if run.done or self.stopped:
                     continue
-                with streams[run]:
-                    yield run, run.turn(size, self.timed and self._alone(run, run.batch // size))
-                    if run.batch == 0 or run.failed is not None:
-                        self.store.epoch(run)
+                timed = self.timed and self._alone(run, run.batch // size)
+                try:
+                    with streams[run]:
+                        taken = run.turn(size, timed, lambda: self.stopped)
+                        if run.batch == 0 or run.failed is not None:
+                            self.store.epoch(run)
+                except Exception:  # of one run, which must not cost the others what they have
+                    self._save({other: stream for other, stream in streams.items() if other is not run})
+                    raise
+                yield run, taken
             if self.stopped or time.monotonic() - saved > SAVE_EVERY:
-                for run in runs:
-                    if not run.done:
-                        with streams[run]:
-                            self.store.save(run)
+                self._save(streams)
                 saved = time.monotonic()
+
+    def _save(self, streams: dict[Run, contextlib.AbstractContextManager[object]]) -> None:
+        for run, stream in streams.items():
+            if not run.done:
+                with stream:
+                    self.store.save(run)
 
     def _alone(self, run: Run, turn: int) -> bool:
         """Whether a turn is timed. On a GPU that costs the overlap with others and a look at the gradient.

@@ -9,6 +9,7 @@ FOLDER/runs/RUN-SEED.lock      held by the process that is at work on it
 """
 
 import contextlib
+import glob
 import hashlib
 import json
 import os
@@ -53,17 +54,17 @@ class Store:
 
     def _refuse_other_settings(self) -> None:
         """Before anything is changed: what was made with other settings must not be mixed with what is to come."""
+        for run in self.experiment.runs:
+            for path in (self.folder / "runs").glob(f"{glob.escape(slug(run.run))}-*.json"):
+                record = _read(path, "run", "settings")
+                if record["run"] == run.run:
+                    _same(record["settings"], run.as_dict(), path)
         there = self.folder / "results.json"
         known = {run.run: fingerprint(run.as_dict()) for run in self.experiment.runs}
-        for record in _read(there)["runs"] if there.exists() else []:
+        for record in _read(there, "runs")["runs"] if there.exists() else []:
             if record["run"] in known and record["fingerprint"] != known[record["run"]]:
                 words = f"{record['run']}, seed {record['seed']}, {record['epochs']} epochs"
                 raise ValueError(f"{there} has results of other settings ({words}). Give another --output.")
-        for run in self.experiment.runs:
-            for path in (self.folder / "runs").glob(f"{slug(run.run)}-*.json"):
-                record = _read(path)
-                if record["run"] == run.run:
-                    _same(record["settings"], run.as_dict(), path)
 
     def close(self) -> None:
         """Let others work on the runs."""
@@ -73,18 +74,36 @@ class Store:
         """Of a file of one run."""
         return self.folder / "runs" / f"{slug(run)}-{seed}.{ending}"
 
-    def finished(self, run: str, seed: int) -> bool:
-        """Whether there is nothing left to do."""
+    def finished(self, run: str, seed: int) -> dict[str, Any] | None:
+        """What a run has brought, if there is nothing left to do."""
         path = self.path(run, seed, "json")
-        record = _read(path) if path.exists() else None
-        done = record is not None and (record["epochs_run"] >= record["epochs"] or record["failed"] is not None)
-        if done:
-            self.path(run, seed, "pt").unlink(missing_ok=True)  # a process may have been killed just before it did so
-        return done
+        record = _read(path, "epochs", "epochs_run", "failed") if path.exists() else None
+        if record is None or (record["epochs_run"] < record["epochs"] and record["failed"] is None):
+            return None
+        self.path(run, seed, "pt").unlink(missing_ok=True)  # a process may have been killed just before it did so
+        return record
+
+    def lock(self, run: str, seed: int) -> bool:
+        """Keep other commands away from a run, until `close` or for as long as this process lives; False: one has it.
+
+        Whatever a command that was killed was in the middle of writing is removed.
+        """
+        if fcntl is not None:
+            file = self.path(run, seed, "lock").open("w")
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                file.close()
+                return False
+            self._open.enter_context(file)
+        for ending in ("json", "jsonl", "pt"):
+            path = self.path(run, seed, ending)
+            for part in path.parent.glob(f"{glob.escape(path.name)}.*.part"):
+                part.unlink(missing_ok=True)
+        return True
 
     def resume(self, run: Run) -> bool:
         """Go on where an earlier process was, if there was one."""
-        self._lock(self.path(run.settings.run, run.seed, "lock"))
         path = self.path(run.settings.run, run.seed, "pt")
         found = path.exists()
         if found:
@@ -92,6 +111,8 @@ class Store:
                 state = torch.load(path, map_location=run.device, weights_only=True)
             except Exception as error:  # whatever it may be
                 raise ValueError(f"{path} is not a checkpoint: move it away ({error})") from error
+            if not isinstance(state, dict) or "settings" not in state:
+                raise ValueError(f"{path} is not a checkpoint: move it away")
             _same(state["settings"], run.settings.as_dict(), path)
             if state["device"] != run.device.type:
                 raise ValueError(f"{path} was begun on {state['device']}: give --device {state['device']}")
@@ -99,33 +120,25 @@ class Store:
         self._lines(run)  # of epochs after the checkpoint none is left
         return found
 
-    def _lock(self, path: Path) -> None:
-        """Until `close`, or for as long as this process lives."""
-        if fcntl is None:
-            return
-        file = path.open("w")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            file.close()
-            raise ValueError(f"another command is at work on {path.stem} in {self.folder}") from error
-        self._open.enter_context(file)
-
     def save(self, run: Run) -> None:
         """Leave a checkpoint; at no moment is there none."""
         with _replacing(self.path(run.settings.run, run.seed, "pt"), "wb") as file:
             torch.save(run.state(), file)
+        self._record(run)
 
     def epoch(self, run: Run) -> None:
         """An epoch is over: write down what it brought. The record comes last, since it says that all is done."""
         self._lines(run)
         if run.failed is None and self.tensorboard is not None:
             self._to_tensorboard(run)
-        record = run.record() | self._circumstances(run) | {"settings": run.settings.as_dict()}
-        _write(self.path(run.settings.run, run.seed, "json"), json.dumps(record, indent=1) + "\n")
+        self._record(run)
         if run.done:
             self.path(run.settings.run, run.seed, "pt").unlink(missing_ok=True)
             self.results()
+
+    def _record(self, run: Run) -> None:
+        record = run.record() | self._circumstances(run) | {"settings": run.settings.as_dict()}
+        _write(self.path(run.settings.run, run.seed, "json"), json.dumps(record, indent=1) + "\n")
 
     def _lines(self, run: Run) -> None:
         lines = "".join(json.dumps(entry) + "\n" for entry in run.history)
@@ -156,10 +169,10 @@ class Store:
     def results(self, lines: list[dict[str, Any]] | None = None) -> None:
         """Put together what all runs have brought, those of earlier commands as well, and write it."""
         path = self.folder / "results.json"
-        old = _read(path) if path.exists() else {"runs": [], "lines": None}
+        old = _read(path, "runs", "lines") if path.exists() else {"runs": [], "lines": None}
         records = {(record["run"], record["seed"]): record for record in old["runs"]}
         for file in sorted((self.folder / "runs").glob("*.json")):
-            record = _read(file)
+            record = _read(file, "run", "seed", "settings")
             record["fingerprint"] = fingerprint(record.pop("settings"))
             if not self._traced(record["run"]):
                 record["trace"] = None  # most of what there is, and nobody would look at it
@@ -172,7 +185,7 @@ class Store:
 
     def _traced(self, run: str) -> bool:
         """Whether a figure shows the steps of a run one by one."""
-        figures = self.experiment.shown.get("figures", [])
+        figures = self.experiment.shown.get("figures") or []
         of = [figure.get("runs") for figure in figures if figure["kind"] in ("bounds", "magnitudes")]
         return any(runs is None or run in runs for runs in of)
 
@@ -208,9 +221,11 @@ def _summary_writer() -> Any:  # noqa: ANN401
     return SummaryWriter
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, *needed: str) -> dict[str, Any]:
     try:
-        content: dict[str, Any] = json.loads(path.read_text())
+        content = json.loads(path.read_text())
+        if not isinstance(content, dict) or not set(needed) <= set(content):
+            raise ValueError(f"it must have {', '.join(needed)}")
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} could not be read: {error}. Remove it to begin anew.") from error
     return content
@@ -225,11 +240,14 @@ def _write(path: Path, text: str) -> None:
 def _replacing(path: Path, mode: str) -> Any:  # noqa: ANN401
     """A file that takes the place of another one when it is all there, on the disk as well."""
     half_written = path.with_name(f"{path.name}.{os.getpid()}.part")  # another command may be writing the same file
-    with half_written.open(mode) as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-    half_written.replace(path)
+    try:
+        with half_written.open(mode) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        half_written.replace(path)
+    finally:
+        half_written.unlink(missing_ok=True)  # of a disk that is full, it would be the last straw
 
 
 def _rounded(value: Any) -> Any:  # noqa: ANN401

@@ -4,6 +4,7 @@ import contextlib
 import math
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -78,30 +79,36 @@ class Run:
         return min(whole, self.settings.steps or whole)
 
     @property
+    def cut(self) -> bool:
+        """Whether an epoch has fewer steps than the data have batches."""
+        return self.steps_of_epoch < len(self.task.x_train) // self.settings.batch
+
+    @property
     def done(self) -> bool:
         """Whether all epochs are over, or there is no point in going on."""
         return self.epoch >= self.settings.epochs or self.failed is not None
 
     # ---- training
 
-    def turn(self, steps: int, timed: bool = False) -> int:
-        """Take up to so many steps, but not beyond the end of the epoch; returns how many."""
+    def turn(self, steps: int, timed: bool = False, stopped: Callable[[], bool] = lambda: False) -> int:
+        """Take up to so many steps, but not beyond the end of the epoch, nor when stopped; returns how many."""
         begun = time.perf_counter()
         on_gpu = self.device.type == "cuda"
-        n = min(steps, self.steps_of_epoch - self.batch)
+        n, taken = min(steps, self.steps_of_epoch - self.batch), 0
         if timed and on_gpu:
             torch.cuda.synchronize(self.device)
         start = time.perf_counter()
         with _reproducible():
-            for _ in range(n):
+            while taken < n and not (taken and stopped()):
                 self._one(timed, compare=not (timed and on_gpu))
+                taken += 1
         if timed and on_gpu:
             torch.cuda.synchronize(self.device)
-            self.milliseconds.append(1e3 * (time.perf_counter() - start) / n)
+            self.milliseconds.append(1e3 * (time.perf_counter() - start) / taken)
         if self.batch == self.steps_of_epoch:
             self._end_epoch()
         self.seconds += time.perf_counter() - begun
-        return n
+        return taken
 
     def _one(self, timed: bool, compare: bool) -> None:
         """One step, and a look at it if that is due."""
@@ -336,7 +343,7 @@ class Run:
             "epochs_run": self.epoch,
             "steps_run": self.steps,
             "failed": self.failed,
-            "steps_of_epoch": self.settings.steps,
+            "steps_of_epoch": self.steps_of_epoch if self.cut else None,
             "batch": self.settings.batch,
             "graph": self.captured,
             "precision": self.settings.precision,

@@ -1,6 +1,7 @@
 """One entry of a file, checked. The messages name the entry."""
 
 import math
+from collections.abc import Iterable
 from typing import Any, Literal, overload
 
 
@@ -16,6 +17,13 @@ def entry(raw: dict[str, Any], key: str, where: str = "") -> Any:  # noqa: ANN40
     if key not in raw:
         raise ValueError(f"{_name(key, where)} is missing")
     return raw[key]
+
+
+def known(raw: dict[str, Any], names: Iterable[str], where: str) -> dict[str, Any]:
+    """What has these names and no others."""
+    if unknown := set(raw) - set(names):
+        raise ValueError(f"{where}: nothing is called {', '.join(map(str, unknown))}; there are {', '.join(names)}")
+    return raw
 
 
 def items(raw: dict[str, Any], key: str, where: str = "") -> list[Any]:

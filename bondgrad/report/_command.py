@@ -21,7 +21,8 @@ def report_command(results: Path, output: Path, console: Console) -> None:
     Raises:
         ValueError: There are no results.
     """
-    folders = sorted(path.parent for path in results.glob("*/config.yaml") if (path.parent / "results.json").is_file())
+    files = [*results.glob("*/config.yaml"), *results.glob("config.yaml")]  # of all, or of one
+    folders = sorted(path.parent for path in files if (path.parent / "results.json").is_file())
     if not folders:
         raise ValueError(f"there are no results in {results}: run `bondgrad reproduce NAME` first")
     output.mkdir(parents=True, exist_ok=True)

@@ -8,6 +8,8 @@ from bondgrad.report._metrics import METRICS, Metric
 
 NOTHING = "-"
 NOT_RUN = "not run"
+FAILED = "failed"
+OUTCOMES = ("test_loss", "accuracy", "gain", "sign_accuracy")  # that a run has only if it went through
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,8 @@ def compare(experiment: Experiment, row: Row, column: str) -> Cell:
         difference = signed(statistics.fmean(ours) - paper.mean, metric.digits)
     runs = experiment.of(row.run)
     words = (spread(ours, metric.digits) if ours else NOTHING) if runs else NOT_RUN
+    if column in OUTCOMES and (failed := sum(bool(run.failed) for run in runs)):
+        words = f"{words}, {failed} {FAILED}" if ours else FAILED
     if column == "loop_ms" and len(ours) == 1 and runs[0].loop_quartiles:  # times vary on one machine, too
         words += " (" + " to ".join(f"{part:.{metric.digits}f}" for part in runs[0].loop_quartiles) + ")"
     return Cell(NOTHING if paper is None else as_written(paper, metric), words, difference)
@@ -73,11 +77,12 @@ def of_paper(experiment: Experiment, row: Row, column: str) -> Value | None:
 
 def _of_ours(experiment: Experiment, row: Row, column: str) -> list[float]:
     """One number for each seed that has it."""
-    runs = experiment.of(row.run)
+    through = column not in OUTCOMES  # whether those that failed count, too
+    runs = [run for run in experiment.of(row.run) if through or not run.failed]
     if column not in ("gain", "loop_ratio"):
         return [run.finals[column] for run in runs if column in run.finals]
     key = "accuracy" if column == "gain" else "loop_ms"
-    bases = [base for base in experiment.of(row.baseline) if key in base.finals]
+    bases = [base for base in experiment.of(row.baseline) if key in base.finals and (through or not base.failed)]
     found = []
     for run in runs:
         base = _base(run, bases, key, same_conditions=column == "loop_ratio")

@@ -108,6 +108,8 @@ class Experiment:
     plots: list[Plot]
     planned_epochs: dict[str, int]  # of every run that the experiment has
     planned_seeds: list[int]
+    planned_steps: dict[str, int]  # of an epoch, where that is not all the data
+    planned_precision: dict[str, str]  # where it is not float32
     runs: list[Run]
     lines: list[Line]
 

@@ -23,15 +23,22 @@ def label(experiment: Experiment) -> Label:
     if short := [run for run in runs if run.epochs < experiment.planned_epochs.get(run.run, 0)]:
         planned = [experiment.planned_epochs[run.run] for run in short]
         less.append(f"{_range([run.epochs for run in short])} of {_range(planned)} epochs")
+    if long := [run for run in runs if run.epochs > experiment.planned_epochs.get(run.run, run.epochs)]:
+        planned = [experiment.planned_epochs[run.run] for run in long]
+        less.append(f"{_range([run.epochs for run in long])} epochs instead of {_range(planned)}")
     if runs and (few := min(_seeds(experiment))) < len(experiment.planned_seeds):
         less.append(f"{few} of {_counted(len(experiment.planned_seeds), 'seed')}")
     elif {run.seed for run in runs} - set(experiment.planned_seeds):
         less.append("other seeds")
-    if cut := [run.steps_of_epoch for run in runs if run.steps_of_epoch is not None and not experiment.paper.ours]:
+    steps = [(run.steps_of_epoch, experiment.planned_steps.get(run.run)) for run in runs]
+    if cut := [made for made, planned in steps if made is not None and made != planned]:
         less.append(f"epochs cut to {_range(cut)} steps")
-    if halves := sorted({run.precision for run in runs} - {"float32"}):
-        less.append(f"networks in {', '.join(halves)}")
-    if unfinished := sum(run.epochs_run < run.epochs for run in runs):
+    others = {run.precision for run in runs if run.precision != experiment.planned_precision.get(run.run, "float32")}
+    if others:
+        less.append(f"networks in {', '.join(sorted(others))}")
+    if failed := sum(bool(run.failed) for run in runs):
+        less.append(f"{_runs(failed)} failed")
+    if unfinished := sum(run.epochs_run < run.epochs and not run.failed for run in runs):
         less.append(f"{_runs(unfinished)} unfinished")
     if missing:
         less.append(f"{_runs(len(missing))} not made")

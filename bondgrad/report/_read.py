@@ -1,12 +1,13 @@
 """Reads a folder of results. What is not as it should be is named, and never guessed."""
 
 import json
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
 
-from bondgrad.report._checks import columns_of, count, entry, items, mapping, number, text, value
+from bondgrad.report._checks import columns_of, count, entry, items, known, mapping, number, text, value
 from bondgrad.report._experiment import Experiment, Line, Paper, Plot, Row, Run, Table, Value
 from bondgrad.report._metrics import COLUMNS, CURVES
 
@@ -24,17 +25,7 @@ def read(folder: Path) -> Experiment:
         ValueError: Something is missing or is not what it should be. The message says what, and in which file.
     """
     try:
-        config = mapping(yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8")))
-        name = text(config, "name")
-        title = text(config, "title", needed=False) or name
-        says, notes = text(config, "says", needed=False), text(config, "notes", needed=False)
-        paper = _paper(config.get("paper"))
-        planned = mapping(entry(config, "planned"), "planned")
-        epochs = mapping(entry(planned, "epochs", "planned"), "planned.epochs")
-        planned_epochs = {run: count(epochs, run, "planned.epochs") for run in epochs}
-        planned_seeds = [count({"seed": seed}, "seed", "planned") for seed in items(planned, "seeds", "planned")]
-        tables = [_table(raw, f"tables[{i}]") for i, raw in enumerate(items(config, "tables"))]
-        plots = [_plot(raw, f"figures[{i}]") for i, raw in enumerate(items(config, "figures"))]
+        asked = shown(mapping(yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))), folder.name)
     except (ValueError, yaml.YAMLError, OSError) as error:
         raise ValueError(f"config.yaml: {error}") from error
     try:
@@ -44,8 +35,40 @@ def read(folder: Path) -> Experiment:
         lines = [_line(raw, f"lines[{i}]") for i, raw in enumerate(items(found, "lines"))]
     except (ValueError, OSError) as error:
         raise ValueError(f"results.json: {error}") from error
-    plan = (planned_epochs, planned_seeds)
-    return Experiment(folder.name, name, title, says, notes, paper, tables, plots, *plan, runs, lines)
+    return replace(asked, runs=runs, lines=lines)
+
+
+def shown(config: dict[str, Any], folder: str = "") -> Experiment:
+    """What is to be shown of an experiment, which has no results yet.
+
+    Raises:
+        ValueError: It is not what it should be.
+    """
+    name = text(config, "name")
+    planned = mapping(entry(config, "planned"), "planned")
+    epochs = mapping(entry(planned, "epochs", "planned"), "planned.epochs")
+    steps, precisions = (mapping(planned.get(key) or {}, f"planned.{key}") for key in ("steps", "precision"))
+    experiment = Experiment(
+        folder=folder,
+        name=name,
+        title=text(config, "title", needed=False) or name,
+        says=text(config, "says", needed=False),
+        notes=text(config, "notes", needed=False),
+        paper=_paper(config.get("paper")),
+        tables=[_table(raw, f"tables[{i}]") for i, raw in enumerate(items(config, "tables"))],
+        plots=[_plot(raw, f"figures[{i}]") for i, raw in enumerate(items(config, "figures"))],
+        planned_epochs={run: count(epochs, run, "planned.epochs") for run in epochs},
+        planned_seeds=[count({"seed": seed}, "seed", "planned") for seed in items(planned, "seeds", "planned")],
+        planned_steps={run: count(steps, run, "planned.steps") for run in steps},
+        planned_precision={run: text(precisions, run, "planned.precision") for run in precisions},
+        runs=[],
+        lines=[],
+    )
+    named = [name for table in experiment.tables for row in table.rows for name in (row.run, row.baseline) if name]
+    for name in (*named, *(name for plot in experiment.plots for name in plot.runs)):
+        if name not in experiment.planned_epochs:
+            raise ValueError(f"a table or a figure has {name!r}, but no run is called so")
+    return experiment
 
 
 def _paper(raw: object) -> Paper:
@@ -58,13 +81,14 @@ def _paper(raw: object) -> Paper:
 
 
 def _table(raw: object, where: str) -> Table:
-    table = mapping(raw, where)
+    table = known(mapping(raw, where), ("title", "columns", "rows"), where)
     columns = [str(column) for column in items(table, "columns", where)]
     if not columns or not set(columns) <= set(COLUMNS):
         raise ValueError(f"{where}: columns must be out of {', '.join(COLUMNS)}, got {columns}")
     rows = []
     for i, item in enumerate(items(table, "rows", where)):
-        row, here = mapping(item, f"{where}.rows[{i}]"), f"{where}.rows[{i}]"
+        here = f"{where}.rows[{i}]"
+        row = known(mapping(item, here), ("run", "baseline", *COLUMNS), here)
         values = {key: value(row[key], f"{here}.{key}") for key in COLUMNS if row.get(key) is not None}
         paper = {key: Value(*pair) for key, pair in values.items()}
         rows.append(Row(text(row, "run", here), text(row, "baseline", here, needed=False), paper))
@@ -72,7 +96,7 @@ def _table(raw: object, where: str) -> Table:
 
 
 def _plot(raw: object, where: str) -> Plot:
-    plot = mapping(raw, where)
+    plot = known(mapping(raw, where), [field.name for field in fields(Plot)], where)
     kind = text(plot, "kind", where)
     if kind not in KINDS:
         raise ValueError(f"{where}: kind must be one of {', '.join(KINDS)}, got {kind!r}")

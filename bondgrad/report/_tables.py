@@ -1,6 +1,6 @@
 """The tables of the page."""
 
-from bondgrad.report._compare import NOT_RUN, NOTHING, compare, of_paper
+from bondgrad.report._compare import FAILED, NOT_RUN, NOTHING, compare, of_paper
 from bondgrad.report._experiment import Experiment, Row, Table
 from bondgrad.report._html import Html, element
 from bondgrad.report._metrics import METRICS
@@ -50,14 +50,14 @@ def _row(experiment: Experiment, table: Table, row: Row, parts: dict[str, tuple[
     notes = []
     if row.baseline and len(_baselines(table)) > 1:
         notes.append(f"against {row.baseline}")
-    if any(run.epochs_run < run.epochs for run in experiment.of(row.run)):
+    if any(run.epochs_run < run.epochs and not run.failed for run in experiment.of(row.run)):
         notes.append("unfinished")
     cells = []
     for column in table.columns:
         cell = compare(experiment, row, column)
         for i, part in enumerate(parts[column]):
             words = {"paper": cell.paper, "ours": cell.ours, "difference": cell.difference}[part]
-            classes = [part, *["first"] * (i == 0), *["nothing"] * (words in (NOTHING, NOT_RUN))]
+            classes = [part, *["first"] * (i == 0), *["nothing"] * (words in (NOTHING, NOT_RUN, FAILED))]
             cells.append(element("td", words, class_=" ".join(classes)))
     small = [element("small", ", ".join(notes))] if notes else []
     return element("tr", element("th", element("div", row.run, *small), scope="row"), *cells)

@@ -15,7 +15,7 @@ def tables(experiment: Experiment) -> list[Table]:
     for of in experiment.tables:
         title = of.title or experiment.title
         shown = Table(title=escape(title), box=box.SIMPLE)
-        shown.add_column("")
+        shown.add_column("", overflow="fold")
         for column in of.columns:
             shown.add_column(METRICS[column].label, justify="right")
         for row in of.rows:
