@@ -40,7 +40,7 @@ def _section(experiment: Experiment) -> str:
     for of in experiment.tables:
         rows = []
         for row in of.rows:
-            cells = [beside(experiment, row, column) for column in of.columns]
+            cells = [beside(experiment, row, column, in_full=True) for column in of.columns]
             against = f" / {row.baseline}" if row.baseline and "loop_ratio" in of.columns else ""
             rows.append([row.run + against, *cells])
         title = f"{of.title}:\n\n" if of.title else ""

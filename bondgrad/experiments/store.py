@@ -168,6 +168,12 @@ class Store:
 
     def results(self, lines: list[dict[str, Any]] | None = None) -> None:
         """Put together what all runs have brought, those of earlier commands as well, and write it."""
+        with (self.folder / "runs" / "results.lock").open("w") as lock:
+            if fcntl is not None:
+                fcntl.flock(lock, fcntl.LOCK_EX)  # another command may be about to do the same
+            self._put_together(lines)
+
+    def _put_together(self, lines: list[dict[str, Any]] | None) -> None:
         path = self.folder / "results.json"
         old = _read(path, "runs", "lines") if path.exists() else {"runs": [], "lines": None}
         records = {(record["run"], record["seed"]): record for record in old["runs"]}

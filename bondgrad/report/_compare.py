@@ -33,15 +33,23 @@ def compare(experiment: Experiment, row: Row, column: str) -> Cell:
     words = (spread(ours, metric.digits) if ours else NOTHING) if runs else NOT_RUN
     if column in OUTCOMES and (failed := sum(bool(run.failed) for run in runs)):
         words = f"{words}, {failed} {FAILED}" if ours else FAILED
-    if column == "loop_ms" and len(ours) == 1 and runs[0].loop_quartiles:  # times vary on one machine, too
-        words += " (" + " to ".join(f"{part:.{metric.digits}f}" for part in runs[0].loop_quartiles) + ")"
     return Cell(NOTHING if paper is None else as_written(paper, metric), words, difference)
 
 
-def beside(experiment: Experiment, row: Row, column: str) -> str:
-    """Ours and, in brackets, the paper's if it has anything."""
+def beside(experiment: Experiment, row: Row, column: str, in_full: bool = False) -> str:
+    """Ours, in full with quartiles in round brackets, and the paper's in square ones, if it has anything."""
     cell = compare(experiment, row, column)
-    return cell.ours if of_paper(experiment, row, column) is None else f"{cell.ours} [{cell.paper}]"
+    between = quartiles(experiment, row, column) if in_full else ""
+    ours = f"{cell.ours} ({between})" if between else cell.ours
+    return ours if of_paper(experiment, row, column) is None else f"{ours} [{cell.paper}]"
+
+
+def quartiles(experiment: Experiment, row: Row, column: str) -> str:
+    """Between which half of the loop times lie, if there is only one run to say how much they vary."""
+    runs = experiment.of(row.run)
+    if column != "loop_ms" or len(runs) != 1 or not runs[0].loop_quartiles:
+        return ""
+    return " to ".join(f"{part:.{METRICS[column].digits}f}" for part in runs[0].loop_quartiles)
 
 
 def spread(numbers: list[float], digits: int) -> str:

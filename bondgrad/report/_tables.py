@@ -1,6 +1,6 @@
 """The tables of the page."""
 
-from bondgrad.report._compare import FAILED, NOT_RUN, NOTHING, compare, of_paper
+from bondgrad.report._compare import FAILED, NOT_RUN, NOTHING, compare, of_paper, quartiles
 from bondgrad.report._experiment import Experiment, Row, Table
 from bondgrad.report._html import Html, element
 from bondgrad.report._metrics import METRICS
@@ -57,7 +57,8 @@ def _row(experiment: Experiment, table: Table, row: Row, parts: dict[str, tuple[
         cell = compare(experiment, row, column)
         for i, part in enumerate(parts[column]):
             words = {"paper": cell.paper, "ours": cell.ours, "difference": cell.difference}[part]
+            more = quartiles(experiment, row, column) if part == "ours" else ""
             classes = [part, *["first"] * (i == 0), *["nothing"] * (words in (NOTHING, NOT_RUN, FAILED))]
-            cells.append(element("td", words, class_=" ".join(classes)))
+            cells.append(element("td", words, *[element("small", more)] * bool(more), class_=" ".join(classes)))
     small = [element("small", ", ".join(notes))] if notes else []
     return element("tr", element("th", element("div", row.run, *small), scope="row"), *cells)
