@@ -4,7 +4,7 @@ import contextlib
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -365,10 +365,16 @@ class Run:
         }
 
 
-def _reproducible() -> contextlib.AbstractContextManager[Any]:
+@contextlib.contextmanager
+def _reproducible() -> Iterator[None]:
     """Convolutions that give the same numbers each time, so that a resumed run is the one that was interrupted."""
-    exact = torch.backends.cudnn.allow_tf32  # as it is set
-    return torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=exact)
+    cudnn = torch.backends.cudnn  # whose `flags` would change the precision of all else, too
+    before = cudnn.deterministic, cudnn.benchmark
+    cudnn.deterministic, cudnn.benchmark = True, False
+    try:
+        yield
+    finally:
+        cudnn.deterministic, cudnn.benchmark = before
 
 
 def thinned(trace: list[list[float]], windows: int = WINDOWS) -> dict[str, list[float | None]]:
