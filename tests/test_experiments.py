@@ -225,30 +225,31 @@ def test_two_commands_cannot_work_on_the_same_run(small, tmp_path):
     }
 
 
-def test_what_is_done_is_in_the_results_though_the_rest_fails(small, tmp_path, monkeypatch):
+@pytest.fixture
+def burning():
+    """BOND's box, in the second epoch."""
+
     def broken(self, *args):
         if self.settings.run == "BOND" and self.epoch == 1:
             raise RuntimeError("the box is on fire")
         return whole(self, *args)
 
     whole = Run.turn
-    monkeypatch.setattr(Run, "turn", broken)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Run, "turn", broken)
+        yield patch
+
+
+def test_what_is_done_is_in_the_results_though_the_rest_fails(small, tmp_path, burning):
     done = invoke("run", small, "--output", tmp_path / "out", "--seed", "1", "--side-by-side", "1", "--device", "cpu")
     assert isinstance(done.exception, RuntimeError)
     runs = results(tmp_path / "out")
     assert (runs["AD", 1]["epochs_run"], runs["BOND", 1]["epochs_run"]) == (3, 1)
 
 
-def test_what_fails_in_one_run_does_not_cost_the_others_what_they_have(small, tmp_path, monkeypatch):
-    def broken(self, *args):
-        if self.settings.run == "BOND" and self.epoch == 1:
-            raise RuntimeError("the box is on fire")
-        return whole(self, *args)
-
-    whole = Run.turn
-    monkeypatch.setattr(Run, "turn", broken)
+def test_what_fails_in_one_run_does_not_cost_the_others_what_they_have(small, tmp_path, burning):
     invoke("run", small, "--output", tmp_path / "out", "--seed", "1", "--device", "cpu")
-    monkeypatch.setattr(Run, "turn", whole)
+    burning.undo()
     done = invoke("run", small, "--output", tmp_path / "out", "--seed", "1", "--device", "cpu")
     assert "AD, seed 1: goes on after" in done.output
     assert done.exit_code == 0
