@@ -9,8 +9,9 @@ import torch
 
 from bondgrad.data import Images
 from bondgrad.experiments import config, task
+from bondgrad.experiments.comparison import LOOK, thinned
 from bondgrad.experiments.config import Gradient, Optimizer, Settings
-from bondgrad.experiments.trainer import LOOK, Run, thinned
+from bondgrad.experiments.trainer import Run
 from tests.helpers import needs_cuda, on_each_device, same_state
 
 CPU = torch.device("cpu")
@@ -162,7 +163,7 @@ def test_the_exact_gradient_of_spsa_is_that_of_the_read_in():
     run = start(replace(PICTURES, gradient=Gradient("SPSA"), precision="float32"))
     x, y = run.task.batch(run._rows[0], run.crops)
     averages = {name: t.clone() for name, t in run.parts.read_in.named_buffers()}
-    g = run._before(x, y)
+    g = run.comparison.before(x, y)
     assert all(t.equal(averages[name]) for name, t in run.parts.read_in.named_buffers())
     loss = run._behind(run.parts.through(run._read_in(x)), y)
     exact = torch.autograd.grad(loss, list(run.parts.read_in.parameters()))
@@ -235,9 +236,9 @@ def test_time_is_measured_without_the_measuring(monkeypatch):
     import time
 
     run = start(HOUSING)
-    look, before = run._look, run._before
-    monkeypatch.setattr(run, "_look", lambda *a: (time.sleep(0.05), look(*a))[1])
-    monkeypatch.setattr(run, "_before", lambda *a: (time.sleep(0.05), before(*a))[1])
+    look, before = run.comparison.look, run.comparison.before
+    monkeypatch.setattr(run.comparison, "look", lambda *a: (time.sleep(0.05), look(*a))[1])
+    monkeypatch.setattr(run.comparison, "before", lambda *a: (time.sleep(0.05), before(*a))[1])
     run.turn(4, timed=True)
     assert max(run.milliseconds) < 1e3 * run.seconds / 4
     assert run.seconds > 0.4

@@ -15,7 +15,8 @@ from rich.table import Table
 
 from bondgrad._version import __version__
 from bondgrad.experiments import config
-from bondgrad.experiments.trainer import LOOK, Run
+from bondgrad.experiments.comparison import LOOK
+from bondgrad.experiments.trainer import Run
 
 # SPSA has a tenth of the paper's rate, with which it hardly leaves the start here: see benchmarks/spsa_search.py.
 RUNS = ("NFN AD", "NFN BOND", "NFN BONDS", "NFN SPSA, rate 0.001")

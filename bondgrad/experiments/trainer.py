@@ -11,18 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bondgrad._trace import Step
 from bondgrad.baselines import SPSA
+from bondgrad.experiments.comparison import Comparison, mean, thinned
 from bondgrad.experiments.config import Settings
 from bondgrad.experiments.model import Parts, build
 from bondgrad.experiments.task import Task
 from bondgrad.graphs import GraphedStep
-from bondgrad.metrics import exact_vjp, sign_accuracy
-
-# What is written down of a step that is looked at.
-LOOK = ("step", "train_loss", "sign_accuracy", "step_mean", "step_max", "lower", "upper", "gradient_norm")
-WINDOWS = 200  # to which these are reduced in the end
-STEEPEST = {"step_max": max, "upper": max, "lower": min}  # where a mean would hide what matters
 
 
 class Run:
@@ -54,9 +48,7 @@ class Run:
         on_a_bench = settings.box is not None and "bench" in settings.box  # whose voltages are looked at in Python
         self._take = graphed if settings.graph and device.type == "cuda" and not on_a_bench else self._step
         self.replayed = False  # by a process before this one
-        self._seen: Step | None = None
-        if self.parts.black_box is not None:
-            self.parts.black_box.register_step_hook(self._saw)
+        self.comparison = Comparison(self.parts, self._behind, self._precision, device)
         if len(self.task.x_train) < settings.batch:
             raise ValueError(
                 f"batch must be at most {len(self.task.x_train)}, the rows there are, got {settings.batch}"
@@ -120,14 +112,14 @@ class Run:
         spent = time.perf_counter() - clock
         every = self.settings.measure_every
         compare = compare and every > 0 and self.steps % every == 0 and self.settings.gradient.method != "AD"
-        before = self._before(x, y) if compare else None
+        before = self.comparison.before(x, y) if compare else None
         clock = time.perf_counter()
         loss = self._take(x, y)
         if timed and self.device.type == "cpu":
             self.milliseconds.append(1e3 * (spent + time.perf_counter() - clock))
         self.loss_sum += loss
         if compare:
-            self.looks.append(self._look(loss, before))
+            self.looks.append(self.comparison.look(self.steps, loss, before))
         self.batch += 1
         self.steps += 1
 
@@ -184,48 +176,6 @@ class Run:
 
     # ---- measuring
 
-    def _saw(self, _: object, step: Step) -> None:
-        self._seen = step
-
-    def _before(self, x: Tensor, y: Tensor) -> Any:  # noqa: ANN401
-        """What the exact gradient needs that the step changes: the box's memory, or for SPSA all the weights."""
-        exact, black_box = self.parts.exact, self.parts.black_box
-        assert exact is not None
-        if black_box is not None:
-            memory = black_box.memory
-            return None if memory is None else memory.before(1, True, self.device)[0]
-        assert self.parts.through is not None
-        if exact.state is not None and self.parts.through.state is not None:
-            exact.state.copy_(self.parts.through.state)
-        buffers = {name: t.clone() for name, t in self.parts.read_in.named_buffers()}  # averages must not notice
-        exact.still = True
-        with self._precision():
-            a = torch.func.functional_call(self.parts.read_in, buffers, (x,))
-        loss = self._behind(exact(a), y)
-        return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(self.parts.read_in.parameters()))])
-
-    def _look(self, loss: Tensor, before: Any) -> Tensor:  # noqa: ANN401
-        """What there is to see of the step just taken: [len(LOOK)], on the device; NaN where there is nothing."""
-        nothing = torch.full((), math.nan, device=self.device)
-        if self.parts.black_box is None:
-            estimated = torch.cat([p.grad.flatten() for p in self.parts.read_in.parameters() if p.grad is not None])
-            rest = [sign_accuracy(estimated, before), *[nothing] * 4, torch.linalg.vector_norm(before)]
-        else:
-            step, exact = self._seen, self.parts.exact
-            assert step is not None
-            assert exact is not None
-            if before is None:
-                reference = exact_vjp(exact.reservoir, step.x, step.gy)
-            else:
-                reference = exact_vjp(lambda x: exact.reservoir(x, before)[0], step.x, step.gy)
-            last = self.parts.black_box._trace.last
-            assert last is not None
-            sizes = last.size.mean((0, 1))  # [d]
-            bounds = (sizes.mean(), sizes.amax(), last.lower.amin(), last.upper.amax())
-            rest = [sign_accuracy(step.g, reference), *bounds, torch.linalg.vector_norm(reference)]
-        number = torch.full((), float(self.steps), device=self.device)
-        return torch.stack([t.detach().float() for t in (number, loss, *rest)])
-
     def _end_epoch(self) -> None:
         looks = torch.stack(self.looks).tolist() if self.looks else []
         loss = float(self.loss_sum) / self.steps_of_epoch
@@ -241,7 +191,7 @@ class Run:
                 "train_loss": loss,
                 "test_loss": test_loss,
                 "accuracy": accuracy,
-                "sign_accuracy": _mean([look[2] for look in looks]),
+                "sign_accuracy": mean([look[2] for look in looks]),
                 "rate": float(rate),
             }
         )
@@ -354,7 +304,7 @@ class Run:
             "loop_quartiles": statistics.quantiles(self.milliseconds)[::2] if len(self.milliseconds) > 1 else None,
             "loop_samples": len(self.milliseconds),
             "evaluations_per_step": self.asked / self.steps if self.steps and self.parts.through is not None else None,
-            "sign_accuracy": _mean(signs),
+            "sign_accuracy": mean(signs),
             "sign_deviation": statistics.pstdev(known) if (known := [s for s in signs if s == s]) else None,
             "measured_every": self.settings.measure_every,
             "test_loss": last.get("test_loss"),
@@ -375,21 +325,6 @@ def _reproducible() -> Iterator[None]:
         yield
     finally:
         cudnn.deterministic, cudnn.benchmark = before
-
-
-def thinned(trace: list[list[float]], windows: int = WINDOWS) -> dict[str, list[float | None]]:
-    """By name, reduced to so many windows: means, and extremes where they are what matters."""
-    size = -(-len(trace) // windows)
-    result: dict[str, list[float | None]] = {}
-    for i, name in enumerate(LOOK):
-        parts = ([row[i] for row in trace[j : j + size] if math.isfinite(row[i])] for j in range(0, len(trace), size))
-        result[name] = [(STEEPEST.get(name, statistics.fmean)(part) if part else None) for part in parts]
-    return result
-
-
-def _mean(values: list[float]) -> float | None:
-    known = [value for value in values if value == value]
-    return statistics.fmean(known) if known else None
 
 
 def _count(module: torch.nn.Module) -> int:
