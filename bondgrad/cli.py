@@ -31,8 +31,8 @@ def _device(name: str) -> "torch.device":
 
     there = {"cpu": True, "cuda": torch.cuda.is_available()}
     name = name or ("cuda" if there["cuda"] else "cpu")
-    kind, _, number = name.partition(":")
-    if not there.get(kind) or not (number or "0").isdecimal():
+    kind, colon, number = name.partition(":")
+    if not there.get(kind) or (colon and not number.isdecimal()):
         raise typer.BadParameter(f"there is no {name!r} here: take cpu or cuda", param_hint="--device")
     return torch.device(name)
 

@@ -111,8 +111,10 @@ class GraphedStep(Generic[T]):
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
         settings = [value for group in groups for name, value in group.items() if name != "params"]
         generators = [g for random in self._random_numbers() for g in random.generators("cuda")]
+        sizes = [value for part in self.baselines for value in vars(part).values() if isinstance(value, PLAIN)]
         return [
             *[box.version for box in self.boxes],
+            *sizes,  # of perturbations
             *generators,  # by identity: there are others after `load_state_dict`
             *[module.training for module in self.modules],
             *[(_address(t), t.requires_grad) for t in (*parameters, *buffers)],
@@ -223,22 +225,24 @@ class _Captured:
                 self.graph.register_generator_state(generator)
         self.recordings = [_Recording(box) for box in modules if isinstance(box, BlackBox)]
         try:
+            with _nothing_collected():
+                self._capture(step, stream)
+        finally:
+            for recording in self.recordings:
+                recording.stop()
+        parameters = [p for module in modules for p in module._parameters.values() if p is not None]
+        self.gradients = [(p, p.grad) for p in parameters if p.grad is not None]
+
+    def _capture(self, step: Callable[..., Any], stream: torch.cuda.Stream | None) -> None:
+        try:
             # Other threads, such as those that load data, may go on with what they do.
-            with (
-                _nothing_collected(),
-                torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"),
-            ):
+            with torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"):
                 self.result = step(*self.args)
         except BaseException:
             # Torch's own random numbers would stay part of this capture until another one ends well.
             with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream, capture_error_mode="thread_local"):
                 torch.zeros(1, device=self.args[0].device)
             raise
-        finally:
-            for recording in self.recordings:
-                recording.stop()
-        parameters = [p for module in modules for p in module._parameters.values() if p is not None]
-        self.gradients = [(p, p.grad) for p in parameters if p.grad is not None]
 
     def replay(self, args: tuple[Tensor, ...]) -> Any:  # noqa: ANN401
         """Run it on these arguments. What it returns is a copy, which the next replay leaves alone."""

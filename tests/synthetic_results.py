@@ -65,7 +65,8 @@ def trace(steps, seed, bounds=True):
 
 def planned(runs, epochs, seeds):
     """What the experiment would be in full."""
-    return {"seeds": list(seeds), "epochs": {run["run"]: epochs for run in runs}}
+    names = [run["run"] for run in runs]
+    return {"seeds": list(seeds), "epochs": dict.fromkeys(names, epochs), "steps": dict.fromkeys(names)}
 
 
 def calhouse():

@@ -290,10 +290,10 @@ def test_what_was_half_written_is_removed(small, tmp_path, monkeypatch):
 
 
 def test_the_resolved_file_can_be_run(small, tmp_path):
-    invoke("run", small, "--output", tmp_path / "out", "--seed", "1", "--device", "cpu")
-    resolved = tmp_path / "out" / "config.yaml"
-    done = invoke("run", resolved, "--output", tmp_path / "again", "--seed", "1", "--device", "cpu")
+    invoke("run", small, "--output", tmp_path / "out", "--seed", "1", "--epochs", "2", "--device", "cpu")
+    done = invoke("run", tmp_path / "out" / "config.yaml", "--output", tmp_path / "again", "--device", "cpu")
     assert done.exit_code == 0, done.output
+    assert "Shortened: 2 of 3 epochs, 1 of 2 seeds" in " ".join(done.output.split())
     clock = {"loop_ms": 0, "loop_quartiles": 0, "seconds": 0, "command": ""}
     one, other = ({k: run | clock for k, run in results(tmp_path / f).items()} for f in ("out", "again"))
     assert one == other
@@ -303,7 +303,8 @@ def test_the_resolved_file_can_be_run(small, tmp_path):
     ("options", "says"),
     [
         ((), "Our own protocol"),
-        (("--steps", "5"), "Shortened: epochs cut to 5 steps"),
+        (("--steps", "5"), "Shortened: 5 steps an epoch, not 30"),
+        (("--steps", "5000"), "Shortened: all steps an epoch, not 30"),
         (("--epochs", "2"), "Shortened: 2 of 3 epochs"),
         (("--epochs", "4"), "Shortened: 4 epochs instead of 3"),
         (("--bfloat16",), "Shortened: networks in bfloat16"),
@@ -348,11 +349,13 @@ def test_tensorboard(small, tmp_path):
         (("batch: 64", "batch: true"), "batch must be a whole number"),
         (("batch: 64", "batch: 64\nbatch: 32"), "'batch' is there twice"),
         (("batch: 64", "batch: 64\nmeasure_every: 2.5"), "measure_every must be a whole number"),
-        (("batch: 64", "batch: 64\noptimizer: {rate: -1e-3}"), "rate must be a positive number"),
-        (("batch: 64", 'batch: 64\noptimizer: {rate: "1e-3"}'), "rate must be a positive number"),
+        (("batch: 64", "batch: 64\noptimizer: {rate: -1e-3}"), "rate must be zero or a positive number"),
+        (("batch: 64", 'batch: 64\noptimizer: {rate: "1e-3"}'), "rate must be zero or a positive number"),
         (("batch: 64", "batch: 64\noptimizer: adam"), "optimizer must have names and values"),
         (("batch: 64", "batch: 64\nschedule: {until: [50, 75], factors: [1, 0.1, 0.01]}"), "until must be parts"),
-        (("batch: 64", "batch: 64\ngraph: 'no'"), "graph must be one of True, False"),
+        (("batch: 64", "batch: 64\ngraph: 'no'"), "graph must be true or false"),
+        (("batch: 64", "batch: 20_000"), "batch must be at most 16512, the rows there are"),
+        (("box: {kind: fixed, d_in: 5, hidden: 20, d_out: 5}", "box: {}"), "without a box there is nothing for BOND"),
         (("batch: 64", "batch: 64\ntables: [{columns: [test_los], rows: []}]"), "columns must be out of"),
         (("batch: 64", "batch: 64\ntables: [{columns: [test_loss], rows: [{run: DA}]}]"), "no run is called so"),
         (("batch: 64", "batch: 64\nfigures: [{kind: curves, title: t, y: test_loss, rnus: [AD]}]"), "called rnus"),
@@ -406,6 +409,26 @@ def test_cost():
 def test_numbers_without_a_point_are_numbers(small):
     small.write_text(SMALL + "optimizer: {rate: 1e-4}\n")
     assert config.load(small).runs[0].optimizer.rate == 1e-4
+
+
+def test_a_grid_of_anything_can_be_shown(small, tmp_path):
+    small.write_text(
+        SMALL.partition("runs:")[0].replace("epochs: 3", "epochs: 1")
+        + """
+grid:
+  - name: "{noise}, {limit}"
+    axes: {noise: [null, 0.1], limit: [.inf, 0.1]}
+    run: {gradient: {noise: $noise, policy: {max_step: $limit}}}
+"""
+    )
+    done = invoke("run", small, "--output", tmp_path / "out", "--seed", "1", "--device", "cpu")
+    assert done.exit_code == 0, done.output
+    assert {run["at"]["noise"] for run in results(tmp_path / "out").values()} == {"None", 0.1}
+
+
+def test_names_may_be_merged_but_not_come_twice(small):
+    small.write_text(SMALL + "  both: {gradient: &g {<<: &b {n: 1}, n: 2}}\n  other: {gradient: {<<: *g, n: 3}}\n")
+    assert [run.gradient.n for run in config.load(small).runs[2:]] == [2, 3]
 
 
 def test_a_grid_is_all_combinations():

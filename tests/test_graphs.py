@@ -87,6 +87,9 @@ def test_perturbed_parameters_are_others_in_every_replay(device, method):
         results.append(trainer.result())
     assert same_state(*results)
     assert taken.replays == (9 if device == "cuda" else 0)
+    version = taken._current_version()
+    baseline.mu /= 2
+    assert taken._current_version() != version
 
 
 @on_each_device

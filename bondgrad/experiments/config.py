@@ -19,8 +19,9 @@ LOSSES = {
     "cifar10": "cross_entropy",
     "cifar100": "cross_entropy",
 }
+ROWS = {"california_housing": 16_512, "fashion_mnist": 60_000, "cifar10": 50_000, "cifar100": 50_000}  # to train on
 PRECISIONS = ("float32", "bfloat16")
-SHOWN = ("title", "says", "notes", "paper", "tables", "figures")  # for the report; nothing here looks at them
+SHOWN = ("title", "says", "notes", "paper", "tables", "figures")  # for the report, which checks them
 Part = dict[str, Any]  # {kind: ..., and its arguments}
 
 
@@ -110,27 +111,35 @@ class Settings:
         _whole("n", how.n, 1)
         if self.steps is not None:
             _whole("steps", self.steps, 1)
-        one_of("graph", self.graph, (True, False))
-        one_of("normalize_rows", how.normalize_rows, (True, False))
-        for name, number in (("rate", optimizer.rate), ("read_out_rate", optimizer.read_out_rate or 1), ("mu", how.mu)):
-            _positive(name, number)
+        one_of("graphs", how.graphs, (1, 2))
+        for name, flag in (("graph", self.graph), ("normalize_rows", how.normalize_rows)):
+            if not isinstance(flag, bool):
+                raise ValueError(f"{name} must be true or false, got {flag!r}")
+        if not _is_finite(how.mu) or how.mu <= 0:
+            raise ValueError(f"mu must be a positive number, got {how.mu!r}")
+        _not_negative("rate", optimizer.rate)
+        if optimizer.read_out_rate is not None:
+            _not_negative("read_out_rate", optimizer.read_out_rate)
         for name, numbers in (("until", schedule.until), ("factors", schedule.factors)):
             if not isinstance(numbers, tuple):
                 raise ValueError(f"{name} of a schedule must be a list, got {numbers!r}")
             for number in numbers:
-                _positive(name, number)
+                _not_negative(name, number)
         if list(schedule.until) != sorted(schedule.until) or max(schedule.until, default=0) > 1:
             raise ValueError(f"until must be parts of the epochs, from 0 to 1, in order, got {list(schedule.until)}")
         if len(schedule.factors) != len(schedule.until) + 1:
             raise ValueError(
                 f"a schedule has one factor more than parts, got {len(schedule.factors)} for {len(schedule.until)}"
             )
-        if self.box is None and self.gradient.method != "AD":
+        if not self.box and self.gradient.method != "AD":
             raise ValueError(
                 f"{self.run}: without a box there is nothing for {self.gradient.method} to do, only for AD"
             )
-        if self.gradient.graphs not in (1, 2):
-            raise ValueError(f"graphs must be 1 or 2, got {self.gradient.graphs!r}")
+
+    @property
+    def cut(self) -> bool:
+        """Whether an epoch is to have fewer steps than the data have batches."""
+        return self.steps is not None and self.steps < ROWS[self.data] // self.batch
 
     def as_dict(self) -> dict[str, Any]:
         """For a file."""
@@ -186,10 +195,11 @@ def load(path: Path) -> Experiment:
         raise ValueError(f"{path} could not be read: {error}") from error
     if not isinstance(document, dict):
         raise ValueError(f"{path} must have names and values, such as the file in docs/experiments.md")
-    other = document.get("same_runs_as")  # a figure and a table may come from the same runs
-    if other is not None and other != path.stem:
-        return load(path.with_name(f"{other}.yaml"))
     try:
+        if "same_runs_as" in document:  # a figure and a table may come from the same runs
+            other = path.with_name(f"{document['same_runs_as']}.yaml")
+            document = yaml.load(other.read_text(), Loader=_Loader)
+            return _experiment(document, other.stem)
         return _experiment(document, path.stem)
     except ValueError as error:
         raise ValueError(f"{path.name}: {error}") from error
@@ -199,7 +209,7 @@ def load(path: Path) -> Experiment:
 
 def _experiment(document: dict[str, Any], name: str) -> Experiment:
     shown = {key: value for key in SHOWN if (value := document.pop(key, None)) is not None}
-    document.pop("planned", None)  # as in the config.yaml of results, which may be run again
+    planned = document.pop("planned", None)  # as in the config.yaml of results, which may be run again
     name, seeds = document.pop("name", name), document.pop("seeds", [42])
     if not isinstance(seeds, list) or not seeds or len(set(map(str, seeds))) < len(seeds):
         raise ValueError(f"seeds must be a list of different whole numbers, got {seeds!r}")
@@ -217,11 +227,11 @@ def _experiment(document: dict[str, Any], name: str) -> Experiment:
     shown = {"title": name, **shown}
     if "tables" not in shown and "figures" not in shown:
         shown |= _plain_view(runs)
-    planned = {
+    planned = planned or {
         "seeds": seeds,
         "epochs": {run.run: run.epochs for run in runs},
-        "steps": {run.run: run.steps for run in runs if run.steps is not None},
-        "precision": {run.run: run.precision for run in runs if run.precision != "float32"},
+        "steps": {run.run: run.steps if run.cut else None for run in runs},
+        "precision": {run.run: run.precision for run in runs},
     }
     return Experiment(name, runs, tuple(seeds), shown, planned, sweep)
 
@@ -241,7 +251,9 @@ def _grid(block: dict[str, Any]) -> Iterable[tuple[str, dict[str, Any]]]:
     axes = block["axes"]
     for values in itertools.product(*axes.values()):
         at = dict(zip(axes, values, strict=True))
-        yield block["name"].format(**at), _filled(block["run"], at) | {"at": at}
+        # As a report can show it: a list, or nothing at all, is a word there.
+        place = {name: value if _is_finite(value) else str(value) for name, value in at.items()}
+        yield block["name"].format(**at), _filled(block["run"], at) | {"at": place}
 
 
 def _filled(value: Any, at: dict[str, Any]) -> Any:  # noqa: ANN401
@@ -296,7 +308,7 @@ def _known(kind: type, values: dict[str, Any], where: str) -> dict[str, Any]:
 def one_of(what: str, value: object, allowed: Iterable[object]) -> None:
     """Refuse any other."""
     allowed = list(allowed)
-    if value not in allowed or isinstance(value, bool) != isinstance(allowed[0], bool):
+    if value not in allowed or isinstance(value, bool):
         words = ", ".join(map(str, allowed))
         raise ValueError(f"{what} must be {'one of ' * (len(allowed) > 1)}{words}, got {value!r}")
 
@@ -306,9 +318,13 @@ def _whole(what: str, value: object, least: int) -> None:
         raise ValueError(f"{what} must be a whole number, {least} or more, got {value!r}")
 
 
-def _positive(what: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ValueError(f"{what} must be a positive number, got {value!r}")
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _not_negative(what: str, value: Any) -> None:  # noqa: ANN401
+    if not _is_finite(value) or value < 0:
+        raise ValueError(f"{what} must be zero or a positive number, got {value!r}")
 
 
 def _mapping(what: str, value: object) -> dict[str, Any]:
@@ -327,13 +343,14 @@ def _plain(value: Any) -> Any:  # noqa: ANN401
 class _Loader(yaml.SafeLoader):
     """Reads 1e-3 as a number, as everybody but YAML 1.1 does, and refuses a name that comes twice."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:  # noqa: ANN401
         """As it is, but no value takes the place of another."""
+        node = super().compose_mapping_node(anchor)
         names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"]
         for name in names:
             if names.count(name) > 1:
-                raise yaml.YAMLError(f"{name!r} is there twice, in {str(node.start_mark).strip()}")
-        return super().construct_mapping(node, deep)
+                raise yaml.YAMLError(f"{name!r} is there twice, {str(node.start_mark).strip()}")
+        return node
 
 
 _Loader.yaml_implicit_resolvers = {

@@ -2,12 +2,10 @@
 
 from typing import NamedTuple
 
-from bondgrad.experiments.config import Experiment, Settings
+from bondgrad.experiments.config import ROWS, Experiment, Settings
 from bondgrad.experiments.model import ESTIMATORS, made_reservoir
 from bondgrad.structure import Sequence
 from bondgrad.structure._structure import Dense
-
-ROWS = {"california_housing": 16_512, "fashion_mnist": 60_000, "cifar10": 50_000, "cifar100": 50_000}  # to train on
 
 
 class Cost(NamedTuple):

@@ -25,7 +25,8 @@ def interrupts(work: Stoppable) -> Iterator[None]:
             raise KeyboardInterrupt
         work.stopped = True
         # Not by print, which the signal may have come in the middle of.
-        os.write(2, b"\nStopping after this step. Ctrl-C again: at once, without what is not saved yet.\n")
+        with contextlib.suppress(OSError):  # nobody may be there to read it
+            os.write(2, b"\nStopping after this step. Ctrl-C again: at once, without what is not saved yet.\n")
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

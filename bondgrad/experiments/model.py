@@ -51,9 +51,8 @@ class Through(nn.Module):
         start: Of its memory, [1, hidden]. None: it has none.
     """
 
+    start: Tensor | None  # [1, hidden]
     state: Tensor | None  # [1, hidden]
-
-    start: Tensor | None
 
     def __init__(self, reservoir: Any, limits: tuple[float, float] | None, start: Tensor | None) -> None:  # noqa: ANN401
         super().__init__()

@@ -18,8 +18,6 @@ from bondgrad.experiments.runner import AT_ONCE, Runner
 from bondgrad.experiments.store import Store
 from bondgrad.experiments.task import Task
 
-CLASSES = {"fashion_mnist": 10, "cifar10": 10, "cifar100": 100}
-
 
 @dataclass(frozen=True)
 class Options:
@@ -81,22 +79,24 @@ def check(experiment: Experiment, folder: Path) -> None:
     for name in {run.data for run in experiment.runs} - {"california_housing"}:
         task.pictures(name, folder)
     shapes: set[str] = set()
-    different = {repr((run.data, run.read_in, run.box, run.read_out, run.gradient)): run for run in experiment.runs}
+    different = {
+        repr((run.data, run.batch, run.read_in, run.box, run.read_out, run.gradient)): run for run in experiment.runs
+    }
     for settings in different.values():
         try:
             parts = build(settings, 0, torch.device("cpu"))
-            shape = repr((settings.data, settings.read_in, settings.box, settings.read_out))
+            shape = repr((settings.data, settings.batch, settings.read_in, settings.box, settings.read_out))
             if shape not in shapes:  # of a sweep, once is enough
                 _try_out(settings, parts, folder)
             shapes.add(shape)
-        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        except (RuntimeError, TypeError, ValueError, LookupError) as error:
             raise ValueError(f"{settings.run}: {error}") from error
 
 
 def _try_out(settings: Settings, parts: Parts, folder: Path) -> None:
     """Two rows of the data, from end to end."""
     data = Task(settings, 0, folder, torch.device("cpu"))
-    x, y = data.batch(torch.arange(2), torch.Generator())
+    x, _ = data.batch(torch.arange(2), torch.Generator())
     for part in parts[:3]:
         if part is not None:
             part.eval()
@@ -106,9 +106,8 @@ def _try_out(settings: Settings, parts: Parts, folder: Path) -> None:
         if a.shape[1] != wanted:
             raise ValueError(f"read_in has {a.shape[1]} outputs, and the box {wanted} inputs")
         answer = parts.read_out(a if parts.through is None else parts.through(a))
-    outputs = y.shape[1] if y.ndim == 2 else CLASSES[settings.data]
-    if answer.shape[1] != outputs:
-        raise ValueError(f"read_out has {answer.shape[1]} outputs, and {settings.data} {outputs} to predict")
+    if answer.shape[1] != data.outputs:
+        raise ValueError(f"read_out has {answer.shape[1]} outputs, and {settings.data} {data.outputs} to predict")
 
 
 def overview() -> Table:

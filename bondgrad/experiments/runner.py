@@ -18,9 +18,8 @@ from bondgrad.experiments.trainer import Run
 AT_ONCE = 8  # runs
 TURN = {"cpu": 4, "cuda": 20}  # steps of one run before the next has its turn
 SAVE_EVERY = 60.0  # seconds
-MOST_ON_GPU = (
-    15  # each with two streams. Torch has 32, and two runs on the same one would share cuBLAS's scratch memory
-)
+# Each has two streams. Torch has 32, and two runs on the same one would share cuBLAS's scratch memory.
+MOST_ON_GPU = 15
 
 
 class Runner:

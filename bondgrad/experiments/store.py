@@ -9,7 +9,6 @@ FOLDER/runs/RUN-SEED.lock      held by the process that is at work on it
 """
 
 import contextlib
-import glob
 import hashlib
 import json
 import os
@@ -55,7 +54,7 @@ class Store:
     def _refuse_other_settings(self) -> None:
         """Before anything is changed: what was made with other settings must not be mixed with what is to come."""
         for run in self.experiment.runs:
-            for path in (self.folder / "runs").glob(f"{glob.escape(slug(run.run))}-*.json"):
+            for path in (self.folder / "runs").glob(f"{slug(run.run)}-*.json"):
                 record = _read(path, "run", "settings")
                 if record["run"] == run.run:
                     _same(record["settings"], run.as_dict(), path)
@@ -92,13 +91,13 @@ class Store:
             file = self.path(run, seed, "lock").open("w")
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            except BlockingIOError:
                 file.close()
                 return False
             self._open.enter_context(file)
         for ending in ("json", "jsonl", "pt"):
             path = self.path(run, seed, ending)
-            for part in path.parent.glob(f"{glob.escape(path.name)}.*.part"):
+            for part in path.parent.glob(f"{path.name}.*.part"):
                 part.unlink(missing_ok=True)
         return True
 
@@ -193,7 +192,7 @@ class Store:
         """Whether a figure shows the steps of a run one by one."""
         figures = self.experiment.shown.get("figures") or []
         of = [figure.get("runs") for figure in figures if figure["kind"] in ("bounds", "magnitudes")]
-        return any(runs is None or run in runs for runs in of)
+        return any(not runs or run in runs for runs in of)
 
     def config(self) -> None:
         """Write down the experiment."""

@@ -31,11 +31,15 @@ class Task:
         self.augmentation: Augmentation | None = None
         if settings.data == "california_housing":
             parts = tuple(california_housing(seed))
+            self.outputs = parts[1].shape[1]  # to predict
         else:
             images = pictures(settings.data, folder)
             parts = (images.x_train, images.y_train, images.x_test, images.y_test)
+            self.outputs = images.classes
             self.augmentation = Augmentation(images.mean, images.deviation, flip=True, crop=CROP[settings.data])
         self.x_train, self.y_train, self.x_test, self.y_test = (part.to(device) for part in parts)
+        if len(self.x_train) < settings.batch:
+            raise ValueError(f"batch must be at most {len(self.x_train)}, the rows there are, got {settings.batch}")
 
     def batch(self, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Inputs and targets of these training rows; pictures are augmented with random numbers of the generator."""

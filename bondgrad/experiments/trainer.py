@@ -45,14 +45,10 @@ class Run:
             self.spsa = SPSA(read_in.parameters(), mu=settings.gradient.mu, n=settings.gradient.n, seed=seed)
         used = (read_in, read_out, self.parts.through, self.parts.black_box, self.optimizer, self.spsa)
         graphed = GraphedStep(self._step, *[part for part in used if part is not None])
-        on_a_bench = settings.box is not None and "bench" in settings.box  # whose voltages are looked at in Python
+        on_a_bench = (settings.box or {}).get("bench") is not None  # whose voltages are looked at in Python
         self._take = graphed if settings.graph and device.type == "cuda" and not on_a_bench else self._step
         self.replayed = False  # by a process before this one
         self.comparison = Comparison(self.parts, self._behind, self._precision, device)
-        if len(self.task.x_train) < settings.batch:
-            raise ValueError(
-                f"batch must be at most {len(self.task.x_train)}, the rows there are, got {settings.batch}"
-            )
         self._rows = self._shuffled()
         self.epoch = self.batch = self.steps = 0  # that come next
         self.loss_sum = torch.zeros((), device=device)  # of this epoch
@@ -69,11 +65,6 @@ class Run:
         """Whole batches in the data, or fewer if it is so set. What remains comes in another epoch's order."""
         whole = len(self.task.x_train) // self.settings.batch
         return min(whole, self.settings.steps or whole)
-
-    @property
-    def cut(self) -> bool:
-        """Whether an epoch has fewer steps than the data have batches."""
-        return self.steps_of_epoch < len(self.task.x_train) // self.settings.batch
 
     @property
     def done(self) -> bool:
@@ -293,7 +284,7 @@ class Run:
             "epochs_run": self.epoch,
             "steps_run": self.steps,
             "failed": self.failed,
-            "steps_of_epoch": self.steps_of_epoch if self.cut else None,
+            "steps_of_epoch": self.settings.steps if self.settings.cut else None,
             "batch": self.settings.batch,
             "graph": self.captured,
             "precision": self.settings.precision,
@@ -301,7 +292,7 @@ class Run:
             "frozen": 0 if self.parts.exact is None else _count(self.parts.exact),
             "seconds": round(self.seconds, 1),
             "loop_ms": statistics.median(self.milliseconds) if self.milliseconds else None,
-            "loop_quartiles": statistics.quantiles(self.milliseconds)[::2] if len(self.milliseconds) > 1 else None,
+            "loop_quartiles": _quartiles(self.milliseconds),
             "loop_samples": len(self.milliseconds),
             "evaluations_per_step": self.asked / self.steps if self.steps and self.parts.through is not None else None,
             "sign_accuracy": mean(signs),
@@ -325,6 +316,10 @@ def _reproducible() -> Iterator[None]:
         yield
     finally:
         cudnn.deterministic, cudnn.benchmark = before
+
+
+def _quartiles(values: list[float]) -> list[float] | None:
+    return statistics.quantiles(values, method="inclusive")[::2] if len(values) > 1 else None
 
 
 def _count(module: torch.nn.Module) -> int:

@@ -21,6 +21,7 @@ def report_command(results: Path, output: Path, console: Console) -> None:
     Raises:
         ValueError: There are no results.
     """
+    results = results.resolve()
     files = [*results.glob("*/config.yaml"), *results.glob("config.yaml")]  # of all, or of one
     folders = sorted(path.parent for path in files if (path.parent / "results.json").is_file())
     if not folders:
@@ -40,4 +41,4 @@ def report_command(results: Path, output: Path, console: Console) -> None:
                 (output / f"{drawn.stem}.svg").write_text(drawn.svg, encoding="utf-8")
         parts.append(Part(folder.name, experiment, figures))
     (output / "index.html").write_text(page(parts), encoding="utf-8")
-    console.print(f"{len(parts)} experiments in [bold]{escape(str(output / 'index.html'))}[/].")
+    console.print(f"{len(parts)} experiment{'s' * (len(parts) != 1)} in [bold]{escape(str(output / 'index.html'))}[/].")

@@ -41,7 +41,7 @@ def sweep(experiment: Experiment, plot: Plot, figure: Figure) -> str | None:
     """What runs ended with, by one number of theirs."""
     metric = METRICS[plot.y]
     runs = [run for same in runs_in(experiment, plot).values() for run in same]
-    runs = [run for run in runs if plot.series in run.at and plot.y in run.finals]
+    runs = [run for run in runs if plot.series in run.at and plot.y in run.finals and not run.failed]
     if not runs:
         return None
     (axes,) = panels(figure, 1)

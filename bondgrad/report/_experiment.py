@@ -108,8 +108,8 @@ class Experiment:
     plots: list[Plot]
     planned_epochs: dict[str, int]  # of every run that the experiment has
     planned_seeds: list[int]
-    planned_steps: dict[str, int]  # of an epoch, where that is not all the data
-    planned_precision: dict[str, str]  # where it is not float32
+    planned_steps: dict[str, int | None]  # of an epoch; None: all the data
+    planned_precision: dict[str, str]
     runs: list[Run]
     lines: list[Line]
 

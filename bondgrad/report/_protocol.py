@@ -30,9 +30,12 @@ def label(experiment: Experiment) -> Label:
         less.append(f"{few} of {_counted(len(experiment.planned_seeds), 'seed')}")
     elif {run.seed for run in runs} - set(experiment.planned_seeds):
         less.append("other seeds")
-    steps = [(run.steps_of_epoch, experiment.planned_steps.get(run.run)) for run in runs]
-    if cut := [made for made, planned in steps if made is not None and made != planned]:
-        less.append(f"epochs cut to {_range(cut)} steps")
+    steps = {(run.steps_of_epoch, experiment.planned_steps.get(run.run, run.steps_of_epoch)) for run in runs}
+    for made, meant in sorted(steps, key=str):
+        if made != meant:
+            less.append(
+                f"epochs cut to {made} steps" if meant is None else f"{made or 'all'} steps an epoch, not {meant}"
+            )
     others = {run.precision for run in runs if run.precision != experiment.planned_precision.get(run.run, "float32")}
     if others:
         less.append(f"networks in {', '.join(sorted(others))}")

@@ -59,15 +59,15 @@ def shown(config: dict[str, Any], folder: str = "") -> Experiment:
         plots=[_plot(raw, f"figures[{i}]") for i, raw in enumerate(items(config, "figures"))],
         planned_epochs={run: count(epochs, run, "planned.epochs") for run in epochs},
         planned_seeds=[count({"seed": seed}, "seed", "planned") for seed in items(planned, "seeds", "planned")],
-        planned_steps={run: count(steps, run, "planned.steps") for run in steps},
+        planned_steps={run: count(steps, run, "planned.steps", needed=False) for run in steps},
         planned_precision={run: text(precisions, run, "planned.precision") for run in precisions},
         runs=[],
         lines=[],
     )
-    named = [name for table in experiment.tables for row in table.rows for name in (row.run, row.baseline) if name]
-    for name in (*named, *(name for plot in experiment.plots for name in plot.runs)):
-        if name not in experiment.planned_epochs:
-            raise ValueError(f"a table or a figure has {name!r}, but no run is called so")
+    named = [run for table in experiment.tables for row in table.rows for run in (row.run, row.baseline) if run]
+    for run in (*named, *(run for plot in experiment.plots for run in plot.runs)):
+        if run not in experiment.planned_epochs:
+            raise ValueError(f"a table or a figure has {run!r}, but no run is called so")
     return experiment
 
 
