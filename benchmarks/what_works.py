@@ -6,6 +6,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parent.parent
 URL = "../tests/"
@@ -265,10 +266,8 @@ ROWS: dict[str, list[tuple[str, str, list[str]]]] = {
 
 def what_works() -> str:
     """The table, in Markdown. A row none of whose tests passed anywhere is an error."""
-    passed = {
-        device: json.loads((ROOT / "results" / f"suite_{device}.json").read_text())["numbers"]["functions"]
-        for device in ("cpu", "cuda")
-    }
+    suites = {device: json.loads((ROOT / "results" / f"suite_{device}.json").read_text()) for device in ("cpu", "cuda")}
+    passed = {device: suite["numbers"]["functions"] for device, suite in suites.items()}
     lines = ["|  |  | CPU | GPU | tests |", "| --- | --- | ---: | ---: | --- |"]
     for heading, rows in ROWS.items():
         lines.append(f"| **{heading}** |  |  |  |  |")
@@ -282,4 +281,11 @@ def what_works() -> str:
             files = sorted({test.split("::")[0] for test in tests})
             links = ", ".join(f"[{file}]({URL}{file}.py)" for file in files)
             lines.append(f"| {what} | {how} | {on_cpu or '-'} | {on_gpu or '-'} | {links} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", *(_all_tests(suite) for suite in suites.values())])
+
+
+def _all_tests(suite: dict[str, Any]) -> str:
+    """How many passed and how many did not, where."""
+    totals = suite["numbers"]["totals"]
+    where = suite["gpu"] or suite["machine"]
+    return f"All tests, {where}: {totals['passed']} passed, {totals.get('failed', 0)} failed.  "
