@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from bondgrad.data import Images
-from bondgrad.experiments import config, task
+from bondgrad.experiments import task
 from bondgrad.experiments.comparison import LOOK, thinned
-from bondgrad.experiments.config import Gradient, Optimizer, Settings
+from bondgrad.experiments.settings import Gradient, Optimizer, Schedule, Settings
 from bondgrad.experiments.trainer import Run
 from tests.helpers import needs_cuda, on_each_device, same_state
 
@@ -220,7 +220,7 @@ def test_the_trace_is_thinned_to_what_matters():
 
 
 def test_the_learning_rate_falls_as_in_the_paper():
-    run = start(replace(HOUSING, epochs=8, steps=1, schedule=config.Schedule((0.5, 0.75), (1.0, 0.1, 0.01))))
+    run = start(replace(HOUSING, epochs=8, steps=1, schedule=Schedule((0.5, 0.75), (1.0, 0.1, 0.01))))
     finish(run)
     rates = [entry["rate"] / 1e-3 for entry in run.history]
     assert rates == pytest.approx([1, 1, 1, 1, 0.1, 0.1, 0.1, 0.01])

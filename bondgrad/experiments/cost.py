@@ -2,8 +2,9 @@
 
 from typing import NamedTuple
 
-from bondgrad.experiments.config import ROWS, Experiment, Settings
+from bondgrad.experiments.config import Experiment
 from bondgrad.experiments.model import ESTIMATORS, made_reservoir
+from bondgrad.experiments.settings import ROWS, Settings
 from bondgrad.structure import Sequence
 from bondgrad.structure._structure import Dense
 

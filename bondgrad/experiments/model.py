@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from bondgrad import reservoirs
 from bondgrad.box import BlackBox
 from bondgrad.estimators import Central, Estimator, Forward, Simultaneous
-from bondgrad.experiments.config import Gradient, Part, Settings, one_of
+from bondgrad.experiments.settings import Gradient, Part, Settings, one_of
 from bondgrad.networks import densenet, ffnn, resnet101
 from bondgrad.policies import Bond, Calibrated, Fixed, Gaussian, Optimal, Policy
 
@@ -144,8 +144,7 @@ def made(kinds: dict[str, Callable[..., Any]], part: Part) -> Any:  # noqa: ANN4
     """What {kind: ..., and arguments} stands for."""
     arguments = dict(part)
     kind = arguments.pop("kind", None)
-    if kind not in kinds:
-        raise ValueError(f"kind must be one of {', '.join(kinds)}, got {kind!r}")
+    one_of("kind", kind, kinds)
     try:
         return kinds[kind](**arguments)
     except TypeError as error:

@@ -10,11 +10,12 @@ from rich.table import Table
 
 from bondgrad import report
 from bondgrad.experiments import config, task
-from bondgrad.experiments.config import Experiment, Settings
+from bondgrad.experiments.config import Experiment
 from bondgrad.experiments.cost import cost
 from bondgrad.experiments.gate_sweep import gate_sweep
 from bondgrad.experiments.model import Parts, build
 from bondgrad.experiments.runner import AT_ONCE, Runner
+from bondgrad.experiments.settings import Settings
 from bondgrad.experiments.store import Store
 from bondgrad.experiments.task import Task
 
@@ -73,8 +74,7 @@ def run_experiment(experiment: Experiment, options: Options, console: Console) -
 def check(experiment: Experiment, folder: Path) -> None:
     """Refuse at once what would otherwise fail after hours.
 
-    That is data that are not there, parts that cannot be built or do not fit together, and tables or figures of what
-    there is not.
+    That is data that are not there, and parts that cannot be built or do not fit together.
     """
     for name in {run.data for run in experiment.runs} - {"california_housing"}:
         task.pictures(name, folder)

@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from bondgrad.experiments.config import Experiment, Settings
+from bondgrad.experiments.config import Experiment
 from bondgrad.experiments.interrupt import interrupts
+from bondgrad.experiments.settings import Settings
 from bondgrad.experiments.store import Store
 from bondgrad.experiments.trainer import Run
 

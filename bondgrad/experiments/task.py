@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bondgrad.data import Augmentation, Images, california_housing, cifar10, cifar100, fashion_mnist
-from bondgrad.experiments.config import Settings
+from bondgrad.experiments.settings import Settings
 
 PICTURES = {"fashion_mnist": fashion_mnist, "cifar10": cifar10, "cifar100": cifar100}
 CROP = {"fashion_mnist": 2, "cifar10": 4, "cifar100": 4}  # pixels by which a training picture is moved at most
@@ -64,6 +64,4 @@ class Task:
 @functools.lru_cache(maxsize=len(PICTURES))
 def pictures(name: str, folder: Path) -> Images:
     """A data set, read once: they are large, and the same for all runs."""
-    if name not in PICTURES:
-        raise ValueError(f"data must be one of {', '.join(('california_housing', *PICTURES))}, got {name!r}")
     return PICTURES[name](folder)

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from bondgrad.baselines import SPSA
 from bondgrad.experiments.comparison import Comparison, mean, thinned
-from bondgrad.experiments.config import Settings
 from bondgrad.experiments.model import Parts, build
+from bondgrad.experiments.settings import Settings
 from bondgrad.experiments.task import Task
 from bondgrad.graphs import GraphedStep
 
