@@ -19,7 +19,6 @@ from bondgrad.structure._scene import Scene
 if TYPE_CHECKING:
     from bondgrad.box import BlackBox
 
-ULPS = 4  # the least step, in units of the rounding of x
 T = TypeVar("T")
 Ask = Callable[[Tensor, slice | Tensor], Tensor]  # (points [b, ..., d], which b rows) -> [b, ..., d_out]
 
@@ -217,8 +216,8 @@ class Asking:
         return torch.stack(answers, 1).view(*points.shape[:-1], -1)
 
 
-def moves(x: Tensor, size: Tensor, sign: Tensor) -> Tensor:
-    """Steps of that size [n, ...] and sign, made long enough not to vanish in the rounding of x [B, W]: [n, B, W]."""
+def moves(x: Tensor, size: Tensor, sign: Tensor, ulps: float) -> Tensor:
+    """Steps of that size [n, ...] and sign, made longer by so many units of the rounding of x [B, W]: [n, B, W]."""
     shape = (size.shape[0], *x.shape)
-    size = torch.add(size.reshape(shape), x.abs(), alpha=ULPS * torch.finfo(x.dtype).eps)
+    size = torch.add(size.reshape(shape), x.abs(), alpha=ulps * torch.finfo(x.dtype).eps)
     return torch.copysign(size, sign.reshape(shape))

@@ -86,7 +86,7 @@ def _differentiate(
         trying, noise = False, half_width(layer, x.dtype)
     steps = policy.steps(state, batch, estimator.draws, noise)
     before = layer._function.evaluations
-    delta = moves(x, steps.size, steps.sign)
+    delta = moves(x, steps.size, steps.sign, policy.least_ulps)
     raw = asking.slopes(structure, gy, delta)
     g = usable(raw, gy)
     after = layer._function.evaluations

@@ -120,7 +120,8 @@ class _Part:
 
     def slopes(self, size: Tensor, sign: Tensor) -> tuple[Tensor, Tensor]:
         """At steps of that size [n, r, d]: [r, d], and which of them had all their evaluations."""
-        slopes, sound = self.asking.tried(self.structure, self.gy, moves(self.asking.x, size, sign))
+        delta = moves(self.asking.x, size, sign, self.asking.layer.policy.least_ulps)
+        slopes, sound = self.asking.tried(self.structure, self.gy, delta)
         return self.scaled(slopes), sound.view(self.rows.shape)
 
 

@@ -151,13 +151,27 @@ class Bond(Policy):
             return noise / m.abs(), math.sqrt(6) * upper
         if self.bounds == "error-terms":
             g, step = state["last"].to(m.dtype)
-            error = v / 6 * step.square() + noise / step + (m - g).abs()
-            crossing = (6 * noise / v).pow(1 / 3)  # the step at which truncation and noise weigh the same
-            below = g.abs() - error - v / 6 * crossing.square()
-            above = g.abs() - error - noise / crossing
-            lower = torch.where(below > 0, noise / below, lower)
-            upper = torch.where(above > 0, (6 / v * above).sqrt(), upper)
+            low, high = self.error_terms(m, v, g, step, noise)
+            lower = torch.where(torch.isfinite(low), low, lower)
+            upper = torch.where(torch.isfinite(high), high, upper)
         return lower, upper
+
+    def error_terms(self, m: Tensor, v: Tensor, g: Tensor, step: Tensor, noise: float) -> tuple[Tensor, Tensor]:
+        """Lower and upper bound [d] with all error terms of the derivation; not finite where they have no solution.
+
+        Args:
+            m: [d] first moment.
+            v: [d] second moment, for the third derivative.
+            g: [d] the last gradient.
+            step: [d] the last step's root mean square.
+            noise: b.
+        """
+        error = v / 6 * step.square() + noise / step + (m - g).abs()
+        crossing = (6 * noise / v).pow(1 / 3)  # the step at which truncation and noise weigh the same
+        below = g.abs() - error - v / 6 * crossing.square()
+        above = g.abs() - error - noise / crossing
+        none = math.nan
+        return torch.where(below > 0, noise / below, none), torch.where(above > 0, (6 / v * above).sqrt(), none)
 
     def summarize(self, state: State, g: Tensor, steps: Steps, trial: Trial | None, estimator: "Estimator") -> Tensor:
         """See `Policy.summarize`: [d] of gradients, or [2, d] with the squares of the steps."""

@@ -68,6 +68,7 @@ class Policy(ABC):
     """
 
     share = 0.0  # of the evaluations of training that trials may cost; 0: none are made
+    least_ulps = 4.0  # units of the rounding of x that `BlackBox` adds to every step, lest it vanishes in them
 
     def init(self, in_features: int) -> State:
         """State before the first step: float32 tensors of fixed shape. Empty for a policy without memory."""
