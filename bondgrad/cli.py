@@ -133,6 +133,7 @@ Epochs = Annotated[int | None, typer.Option(min=1, help="Instead of the file's."
 Steps = Annotated[int | None, typer.Option(min=1, help="Cut every epoch to so many steps.")]
 Every = Annotated[int | None, typer.Option(min=0, help="Steps between looks at the exact gradient; 0: never.")]
 Half = Annotated[bool, typer.Option("--bfloat16", help="Networks in bfloat16; boxes stay in float32.")]
+Compiled = Annotated[bool, typer.Option("--compile", help="Compile the networks; the first run waits for it.")]
 Eager = Annotated[bool, typer.Option("--eager", help="No CUDA graphs.")]
 Where = Annotated[str, typer.Option(help="cpu or cuda.", show_default="cuda, if there is one")]
 AtOnce = Annotated[int, typer.Option(min=1, help="Runs that go on at the same time.")]
@@ -150,6 +151,7 @@ def run(
     steps: Steps = None,
     measure_every: Every = None,
     bfloat16: Half = False,
+    compiled: Compiled = False,
     eager: Eager = False,
     data: Data = Path("data"),
     device: Where = "",
@@ -158,7 +160,7 @@ def run(
     tensorboard: Board = False,
 ) -> None:
     """Train what a file says. Interrupted or killed, the same command goes on where it was."""
-    settings = (epochs, steps, measure_every, bfloat16, eager, side_by_side, untimed, tensorboard)
+    settings = (epochs, steps, measure_every, bfloat16, compiled, eager, side_by_side, untimed, tensorboard)
     _experiment(file, output, only, seed, data, device, *settings)
 
 
@@ -173,6 +175,7 @@ def reproduce(
     steps: Steps = None,
     measure_every: Every = None,
     bfloat16: Half = False,
+    compiled: Compiled = False,
     eager: Eager = False,
     data: Data = Path("data"),
     device: Where = "",
@@ -191,7 +194,7 @@ def reproduce(
         return
     if name not in config.names():
         raise typer.BadParameter(f"{name!r} is not one of {', '.join(config.names())}", param_hint="NAME")
-    settings = (epochs, steps, measure_every, bfloat16, eager, side_by_side, untimed, tensorboard)
+    settings = (epochs, steps, measure_every, bfloat16, compiled, eager, side_by_side, untimed, tensorboard)
     _experiment(config.PAPER / f"{name}.yaml", output, only, seed, data, device, *settings)
 
 
@@ -206,6 +209,7 @@ def _experiment(
     steps: int | None,
     measure_every: int | None,
     bfloat16: bool,
+    compiled: bool,
     eager: bool,
     at_once: int,
     untimed: bool,
@@ -233,6 +237,7 @@ def _experiment(
             steps,
             measure_every,
             "bfloat16" if bfloat16 else None,
+            True if compiled else None,
             False if eager else None,
             at_once,
             not untimed,

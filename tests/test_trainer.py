@@ -1,6 +1,9 @@
 """One run: what it measures, and that it can be stopped at any step."""
 
+import copy
 import math
+import shutil
+import statistics
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +12,8 @@ import torch
 
 from bondgrad.data import Images
 from bondgrad.experiments import task
-from bondgrad.experiments.comparison import LOOK, thinned
+from bondgrad.experiments.comparison import LOOK, SIGNS, thinned
+from bondgrad.experiments.compilation import CACHE
 from bondgrad.experiments.settings import Gradient, Optimizer, Schedule, Settings
 from bondgrad.experiments.trainer import Run
 from tests.helpers import needs_cuda, on_each_device, same_state
@@ -133,8 +137,8 @@ def test_measuring_changes_nothing(way):
     looked = finish(start(WAYS[way]))
     not_looked = finish(start(replace(WAYS[way], measure_every=0)))
     assert same_state(weights(looked), weights(not_looked))
-    assert looked.history[-1]["sign_accuracy"] is not None
-    assert not_looked.history[-1]["sign_accuracy"] is None
+    assert looked.history[-1]["parameter_sign_accuracy"] is not None
+    assert not_looked.history[-1]["parameter_sign_accuracy"] is None
     assert looked.history[-1]["test_loss"] == not_looked.history[-1]["test_loss"]
     assert looked.asked == not_looked.asked
 
@@ -156,14 +160,47 @@ def test_measuring_changes_nothing(way):
     ],
 )
 def test_signs_are_as_right_as_they_are(way, low, high):
-    assert low < finish(start(WAYS[way])).record()["sign_accuracy"] <= high
+    record = finish(start(WAYS[way])).record()
+    at_box = record["sign_accuracy"]
+    assert (at_box is None) == ("SPSA" in way)
+    assert low < (record["parameter_sign_accuracy"] if at_box is None else at_box) <= high
+
+
+def test_signs_at_the_parameters_are_those_of_the_gradients_there():
+    """One step of BOND and of AD from the same weights on the same batch: their own gradients, compared."""
+    run, exact = start(WAYS["BONDS"]), start(WAYS["AD"])
+    for each in (run, exact):
+        each.parts.read_in[0].bias.data[:3] = -100  # units without a gradient
+    x, y = run.task.batch(run._rows[0], run.crops)
+    before = run.comparison.before(x, y)
+    loss = run._take(x, y)
+    exact._take(x, y)
+    g, reference = (torch.cat([p.grad.flatten() for p in r.parts.read_in.parameters()]) for r in (run, exact))
+    seen = dict(zip(LOOK, run.comparison.look(0, loss, before).tolist(), strict=True))
+    alive = reference != 0
+    right = g.sign() == reference.sign()
+    assert 0 < alive.float().mean() < 1
+    assert seen["parameter_sign_accuracy"] == pytest.approx(float(right[alive].float().mean()))
+    assert seen["all_parameter_sign_accuracy"] == pytest.approx(float(right.float().mean()))
+    assert seen["bias_sign_accuracy"] == pytest.approx(float(right[-5:].float().mean()))
+    assert len({seen[name] for name in SIGNS}) == 4  # each is something else
+
+
+def test_deviations_are_over_single_steps():
+    run = finish(start(WAYS["BONDS"]))
+    shares = [look[LOOK.index("parameter_sign_accuracy")] for look in run.trace]
+    record = run.record()
+    assert record["parameter_sign_accuracy"] == pytest.approx(statistics.fmean(shares))
+    assert record["parameter_sign_deviation"] == pytest.approx(statistics.pstdev(shares))
+    assert record["sign_deviation"] != record["parameter_sign_deviation"]
+    assert len(run.history[0]) == 10
 
 
 def test_the_exact_gradient_of_spsa_is_that_of_the_read_in():
     run = start(replace(PICTURES, gradient=Gradient("SPSA"), precision="float32"))
     x, y = run.task.batch(run._rows[0], run.crops)
     averages = {name: t.clone() for name, t in run.parts.read_in.named_buffers()}
-    g = run.comparison.before(x, y)
+    g = run.comparison.before(x, y).exact
     assert all(t.equal(averages[name]) for name, t in run.parts.read_in.named_buffers())
     loss = run._behind(run.parts.through(run._read_in(x)), y)
     exact = torch.autograd.grad(loss, list(run.parts.read_in.parameters()))
@@ -207,7 +244,7 @@ def test_evaluations_are_counted():
 
 def test_the_trace_is_thinned_to_what_matters():
     trace = [
-        [float(i), 1.0, math.nan if i < 5 else 0.5, 1.0, float(i % 7), float(i % 5), float(i % 3), 2.0]
+        [float(i), 1.0, math.nan if i < 5 else 0.5, 1.0, float(i % 7), float(i % 5), float(i % 3), 2.0, 0.6, 0.7, 0.8]
         for i in range(40)
     ]
     thin = thinned(trace, windows=4)
@@ -243,6 +280,24 @@ def test_time_is_measured_without_the_measuring(monkeypatch):
     assert max(run.milliseconds) < 1e3 * run.seconds / 4
     assert run.seconds > 0.4
     assert len(run.milliseconds) == 4
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch itself, while it compiles
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
+def test_compiled_networks_learn_the_same(tmp_path, monkeypatch):
+    monkeypatch.delenv(CACHE, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    settings = replace(HOUSING, compile=True)
+    first = start(settings)
+    first.turn(20)
+    second = start(settings)
+    second.load(copy.deepcopy(first.state()))
+    compiled, resumed, plain = finish(first).record(), finish(second).record(), finish(start(HOUSING)).record()
+    assert compiled["curve"] == resumed["curve"]
+    assert same_state(weights(first), weights(second))
+    assert compiled["test_loss"] == pytest.approx(plain["test_loss"], rel=1e-4)
+    assert compiled["compiled"] is True
+    assert any((tmp_path / "bondgrad" / "compiled").iterdir())
 
 
 @needs_cuda

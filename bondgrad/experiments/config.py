@@ -10,7 +10,17 @@ from typing import Any
 
 import yaml
 
-from bondgrad.experiments.settings import Gradient, Optimizer, Part, Schedule, Settings, is_finite, one_of, whole_number
+from bondgrad.experiments.settings import (
+    Gradient,
+    Optimizer,
+    Part,
+    Reading,
+    Schedule,
+    Settings,
+    is_finite,
+    one_of,
+    whole_number,
+)
 
 PAPER = Path(__file__).parent / "paper"
 SHOWN = ("title", "says", "notes", "paper", "tables", "figures")  # for the report, which checks them
@@ -157,6 +167,9 @@ def _settings(run: str, values: dict[str, Any]) -> Settings:
     if "policy" in _mapping(f"{run}, gradient", values.get("gradient", {})):
         policy = _mapping(f"{run}, policy", values["gradient"]["policy"])
         values["gradient"] = values["gradient"] | {"policy": {"kind": "bond", **policy}}
+    if "reading" in values.get("gradient", {}):
+        reading = _mapping(f"{run}, reading", values["gradient"]["reading"])
+        values["gradient"] = values["gradient"] | {"reading": Reading(**_known(Reading, reading, f"{run}, reading"))}
     for name in ("read_in", "read_out", *["box"] * (values.get("box") is not None)):
         _mapping(f"{run}, {name}", values.get(name))
     kinds: dict[str, Any] = {"gradient": Gradient, "optimizer": Optimizer, "schedule": Schedule}

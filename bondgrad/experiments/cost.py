@@ -2,9 +2,10 @@
 
 from typing import NamedTuple
 
+from bondgrad.experiments import readings
 from bondgrad.experiments.config import Experiment
-from bondgrad.experiments.model import ESTIMATORS, made_reservoir
-from bondgrad.experiments.settings import ROWS, Settings
+from bondgrad.experiments.model import made_reservoir
+from bondgrad.experiments.settings import ESTIMATED, ROWS, Settings
 from bondgrad.structure import Sequence
 from bondgrad.structure._structure import Dense
 
@@ -23,7 +24,7 @@ def cost(experiment: Experiment) -> Cost:
     for run in experiment.runs:
         whole = ROWS[run.data] // run.batch
         n = run.epochs * min(whole, run.steps or whole) * len(experiment.seeds)
-        key = repr((run.box, run.gradient.method, run.gradient.n, run.batch))
+        key = repr((run.box, run.gradient.method, run.gradient.n, run.gradient.structure, run.batch))
         if key not in known:
             known[key] = _evaluations_of_a_step(run)
         steps += n
@@ -37,13 +38,13 @@ def _evaluations_of_a_step(run: Settings) -> int:
     if run.box is None:
         return 0
     reservoir = made_reservoir(run.box)
-    structure = Dense() if reservoir.structure == "dense" else reservoir.structure
+    structure = Dense() if reservoir.structure == "dense" or how.structure == "dense" else reservoir.structure
     count, rows = reservoir.in_features, run.batch
     if isinstance(structure, Sequence):
         rows = 1
         count *= structure.horizon if isinstance(structure.horizon, int) else 1  # at least: it is measured later
     elif (groups := structure.groups(reservoir.in_features, reservoir.out_features)) is not None:
         count = groups.count
-    if how.method in ESTIMATORS:
-        return rows * (1 + ESTIMATORS[how.method](how).evaluations(count))
+    if how.method in ESTIMATED:
+        return rows * (1 + readings.estimator(how, reservoir.in_features, reservoir.out_features).evaluations(count))
     return rows * (1 if how.method == "AD" else 1 + 2 * how.n)

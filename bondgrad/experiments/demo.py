@@ -87,8 +87,9 @@ def test_losses(run: Run) -> list[float]:
 
 
 def signs(run: Run) -> list[float]:
-    """The share of right ones in each step of the epochs that are over; none for AD."""
-    return [look[LOOK.index("sign_accuracy")] for look in run.trace]
+    """The share of right ones in each step of the epochs that are over, for SPSA at the parameters; none for AD."""
+    where = "parameter_sign_accuracy" if method(run) == "SPSA" else "sign_accuracy"
+    return [look[LOOK.index(where)] for look in run.trace]
 
 
 def summary(runs: list[Run], epochs: int) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from bondgrad import reservoirs
 from bondgrad.box import BlackBox
-from bondgrad.estimators import Central, Estimator, Forward, Simultaneous
-from bondgrad.experiments.settings import Gradient, Part, Settings, one_of
+from bondgrad.experiments import readings
+from bondgrad.experiments.settings import ESTIMATED, Part, Settings, one_of
 from bondgrad.networks import densenet, ffnn, resnet101
 from bondgrad.policies import Bond, Calibrated, Fixed, Gaussian, Optimal, Policy
 
@@ -21,11 +21,6 @@ POLICIES: dict[str, Callable[..., Policy]] = {
     "gaussian": Gaussian,
     "fixed": Fixed,
     "optimal": Optimal,
-}
-ESTIMATORS: dict[str, Callable[[Gradient], Estimator]] = {
-    "BOND": lambda g: Central(normalize_rows=g.normalize_rows),
-    "forward": lambda g: Forward(normalize_rows=g.normalize_rows),
-    "BONDS": lambda g: Simultaneous(g.n, normalize_rows=g.normalize_rows),
 }
 
 
@@ -101,19 +96,29 @@ def build(settings: Settings, seed: int, device: torch.device) -> Parts:
     through, exact = Through(box, limits, start).to(device), Through(reservoir, limits, start).to(device)
     black_box = None
     how = settings.gradient
-    if how.method in ESTIMATORS:
+    if how.method in ESTIMATED:
         black_box = BlackBox(
             box,
             box.in_features,
             box.out_features,
-            estimator=ESTIMATORS[how.method](how),
-            policy=made(POLICIES, how.policy),
+            estimator=readings.estimator(how, box.in_features, box.out_features),
+            policy=made_policy(settings, 0),
             noise=how.noise,
             limits=limits,
+            structure=how.structure,
             state=start,
             seed=seed,
         ).to(device)
     return Parts(*networks, through, exact, black_box)
+
+
+def made_policy(settings: Settings, epoch: int) -> Policy:
+    """The policy for an epoch, the first being 0."""
+    how = settings.gradient
+    part = dict(how.policy)
+    if how.reading.eta == "scheduled":
+        part["eta"] = settings.optimizer.rate * settings.schedule(epoch, settings.epochs)
+    return readings.policy(made(POLICIES, part), how.reading)
 
 
 def _ffnn(sizes: list[int], activation: str = "tanh") -> nn.Module:

@@ -34,6 +34,7 @@ class Options:
     steps: int | None = None
     measure_every: int | None = None
     precision: str | None = None
+    compile: bool | None = None
     graph: bool | None = None
     at_once: int = AT_ONCE
     timed: bool = True
@@ -42,7 +43,8 @@ class Options:
 
 def run_experiment(experiment: Experiment, options: Options, console: Console) -> bool:
     """All its runs, and what they brought in `options.output`; False if it was interrupted."""
-    changes = {name: getattr(options, name) for name in ("epochs", "steps", "measure_every", "precision", "graph")}
+    names = ("epochs", "steps", "measure_every", "precision", "compile", "graph")
+    changes = {name: getattr(options, name) for name in names}
     whole = experiment.changed(options.seeds, **changes)
     chosen = whole.only(options.only) if options.only else whole
     report.shown(whole.as_dict())

@@ -171,5 +171,6 @@ def _note(run: Run) -> str:
     """How it stands after an epoch."""
     last = run.history[-1]
     right = f"loss {last['test_loss']:.4g}" if last["accuracy"] is None else f"{100 * last['accuracy']:.2f} % right"
-    signs = "" if last["sign_accuracy"] is None else f", signs {100 * last['sign_accuracy']:.2f} %"
-    return right + signs
+    at_box, at_parameters = last["sign_accuracy"], last["parameter_sign_accuracy"]
+    signs = at_parameters if at_box is None else at_box
+    return right + ("" if signs is None else f", signs {100 * signs:.2f} %")

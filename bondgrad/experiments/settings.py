@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-METHODS = ("AD", "BOND", "BONDS", "forward", "SPSA")
+ESTIMATED = ("BOND", "BONDS", "forward")  # methods that estimate the gradient at the box's inputs
+METHODS = ("AD", *ESTIMATED, "SPSA")
 LOSSES = {
     "california_housing": "huber",
     "fashion_mnist": "cross_entropy",
@@ -15,6 +16,47 @@ LOSSES = {
 ROWS = {"california_housing": 16_512, "fashion_mnist": 60_000, "cifar10": 50_000, "cifar100": 50_000}  # to train on
 PRECISIONS = ("float32", "bfloat16")
 Part = dict[str, Any]  # {kind: ..., and its arguments}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How the paper is read where it can be read in more than one way. The defaults are what the library does.
+
+    Attributes:
+        perturbations: "per-row": each row of a batch has perturbations of its own. "shared": all rows have the same.
+        bonds: "contracted": BONDS estimates gy·(Y⁺ - Y⁻) / (x⁺ - x⁻), a gradient for any box. "elementwise": the
+            quotient (Y⁺ - Y⁻) / (x⁺ - x⁻) is multiplied by gy element by element, as the paper's Algorithm is written,
+            which needs as many outputs as inputs.
+        normalize: Where rows are normalised: "after" or "before" the contraction with gy. Before it, a row is the
+            estimated Jacobian of one sample.
+        mean: Of several perturbations (n > 1): "weighted" by the square of the step, or "plain", as in the paper.
+        eta: The learning rate in Adam's bound: "constant", or "scheduled" as the optimizer's.
+        error_terms: The upper bound with all error terms: "plain" as in its equation, or "scaled" by α_t = max |m̂|.
+        least_step: Whether a step has at least a few units of the rounding of its input.
+    """
+
+    perturbations: str = "per-row"
+    bonds: str = "contracted"
+    normalize: str = "after"
+    mean: str = "weighted"
+    eta: str = "constant"
+    error_terms: str = "plain"
+    least_step: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse what is not one of the readings."""
+        one_of("perturbations", self.perturbations, ("per-row", "shared"))
+        one_of("bonds", self.bonds, ("contracted", "elementwise"))
+        one_of("normalize", self.normalize, ("after", "before"))
+        one_of("mean", self.mean, ("weighted", "plain"))
+        one_of("eta", self.eta, ("constant", "scheduled"))
+        one_of("error_terms", self.error_terms, ("plain", "scaled"))
+        if not isinstance(self.least_step, bool):
+            raise ValueError(f"least_step must be true or false, got {self.least_step!r}")
+
+    def changes(self) -> dict[str, Any]:
+        """What is not as the library does it."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
 
 
 @dataclass(frozen=True)
@@ -29,6 +71,8 @@ class Gradient:
         n: Perturbations, for BONDS and SPSA.
         mu: Size of SPSA's perturbations.
         graphs: 1: one computational graph from data to loss; 2: one for the read-in, and one from the box on.
+        structure: None: what the box declares about itself. "dense": every output may depend on every input.
+        reading: How the paper is read.
     """
 
     method: str = "BOND"
@@ -38,6 +82,8 @@ class Gradient:
     n: int = 1
     mu: float = 1e-3
     graphs: int = 1
+    structure: str | None = None
+    reading: Reading = field(default_factory=Reading)
 
 
 @dataclass(frozen=True)
@@ -87,6 +133,7 @@ class Settings:
     measure_every: int = 1  # steps between looks at the exact gradient; 0: never
     precision: str = "float32"  # of the networks; the box always has float32
     graph: bool = True  # capture steps where there is a GPU
+    compile: bool = False  # the networks, by torch.compile; the box stays as it is
     at: dict[str, float] = field(default_factory=dict)  # place in a grid
 
     def __post_init__(self) -> None:
@@ -104,7 +151,12 @@ class Settings:
         if self.steps is not None:
             whole_number("steps", self.steps, 1)
         one_of("graphs", how.graphs, (1, 2))
-        for name, flag in (("graph", self.graph), ("normalize_rows", how.normalize_rows)):
+        one_of("structure", how.structure, (None, "dense"))
+        for name, flag in (
+            ("graph", self.graph),
+            ("compile", self.compile),
+            ("normalize_rows", how.normalize_rows),
+        ):
             if not isinstance(flag, bool):
                 raise ValueError(f"{name} must be true or false, got {flag!r}")
         if not is_finite(how.mu) or how.mu <= 0:
@@ -134,8 +186,16 @@ class Settings:
         return self.steps is not None and self.steps < ROWS[self.data] // self.batch
 
     def as_dict(self) -> dict[str, Any]:
-        """For a file."""
+        """For a file.
+
+        Options that came with a later version are left out at their defaults, so that earlier results stay valid.
+        """
         plain: dict[str, Any] = _plain(asdict(self))
+        gradient = plain["gradient"]
+        gradient["reading"] = self.gradient.reading.changes()
+        for holder, name in ((gradient, "reading"), (gradient, "structure"), (plain, "compile")):
+            if not holder[name]:
+                del holder[name]
         return plain
 
 

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from bondgrad.baselines import SPSA
-from bondgrad.experiments.comparison import Comparison, mean, thinned
-from bondgrad.experiments.model import Parts, build
+from bondgrad.experiments.comparison import LOOK, SIGNS, Comparison, deviation, mean, thinned
+from bondgrad.experiments.compilation import compiled
+from bondgrad.experiments.model import Parts, build, made_policy
 from bondgrad.experiments.settings import Settings
 from bondgrad.experiments.task import Task
 from bondgrad.graphs import GraphedStep
@@ -37,6 +38,7 @@ class Run:
         self.task = Task(settings, seed, folder, device)
         self.parts: Parts = build(settings, seed, device)
         read_in, read_out = self.parts.read_in, self.parts.read_out
+        self._networks = tuple(map(compiled, (read_in, read_out))) if settings.compile else (read_in, read_out)
         self.optimizer = _optimizer(settings, self.parts, device)
         self.order = torch.Generator().manual_seed(seed)
         self.crops = torch.Generator(device).manual_seed(seed)
@@ -109,7 +111,7 @@ class Run:
         if timed and self.device.type == "cpu":
             self.milliseconds.append(1e3 * (spent + time.perf_counter() - clock))
         self.loss_sum += loss
-        if compare:
+        if before is not None:
             self.looks.append(self.comparison.look(self.steps, loss, before))
         self.batch += 1
         self.steps += 1
@@ -133,7 +135,7 @@ class Run:
 
     def _read_in(self, x: Tensor) -> Tensor:
         with self._precision():
-            a: Tensor = self.parts.read_in(x)
+            a: Tensor = self._networks[0](x)
         return a
 
     def _box(self, a: Tensor) -> Tensor:
@@ -143,7 +145,7 @@ class Run:
     def _behind(self, a: Tensor, y: Tensor) -> Tensor:
         """The loss, from the box's outputs on."""
         with self._precision():
-            answer = self.parts.read_out(a)
+            answer = self._networks[1](a)
         loss: Tensor = self.task.loss(answer.float(), y)
         return loss
 
@@ -182,7 +184,7 @@ class Run:
                 "train_loss": loss,
                 "test_loss": test_loss,
                 "accuracy": accuracy,
-                "sign_accuracy": mean([look[2] for look in looks]),
+                **{name: mean(_column(looks, name)) for name in SIGNS},
                 "rate": float(rate),
             }
         )
@@ -193,7 +195,13 @@ class Run:
         factor = self.settings.schedule(self.epoch, self.settings.epochs)
         for group in self.optimizer.param_groups:
             group["lr"] = factor * group["initial"]
+        self._renew_policy()
         self._rows = self._shuffled()
+
+    def _renew_policy(self) -> None:
+        """Give the box the policy of this epoch, if its bounds follow the learning rate's schedule."""
+        if self.settings.gradient.reading.eta == "scheduled" and self.parts.black_box is not None:
+            self.parts.black_box.policy = made_policy(self.settings, self.epoch)
 
     def test(self) -> tuple[float, float | None]:
         """Loss and accuracy on the test set."""
@@ -207,8 +215,9 @@ class Run:
                 module.train()
 
     def _answer(self, x: Tensor) -> Tensor:
-        a = self._read_in(x)
+        # Not by the compiled networks, which would be compiled once more for evaluation.
         with self._precision():
+            a = self.parts.read_in(x)
             answer: Tensor = self.parts.read_out(a if self.parts.through is None else self.parts.through(a))
         return answer.float()
 
@@ -249,6 +258,7 @@ class Run:
         if self.spsa is not None:
             self.spsa.random.load(state["spsa"])
         self.epoch, self.batch, self.steps = state["at"]
+        self._renew_policy()
         self.loss_sum = state["loss_sum"]
         self.looks = [] if state["looks"] is None else list(state["looks"].unbind())
         self.trace, self.history, self.milliseconds, self.evaluations, self.seconds = state["written"]
@@ -273,9 +283,9 @@ class Run:
 
     def record(self) -> dict[str, Any]:
         """What the run has brought so far."""
-        signs = [look[2] for look in self.trace]
+        signs = {name: _column(self.trace, name) for name in SIGNS}
         last = self.history[-1] if self.history else {}
-        names = ("epoch", "train_loss", "test_loss", "accuracy", "sign_accuracy", "rate")
+        names = ("epoch", "train_loss", "test_loss", "accuracy", "sign_accuracy", "parameter_sign_accuracy", "rate")
         return {
             "run": self.settings.run,
             "seed": self.seed,
@@ -287,6 +297,7 @@ class Run:
             "steps_of_epoch": self.settings.steps if self.settings.cut else None,
             "batch": self.settings.batch,
             "graph": self.captured,
+            "compiled": self.settings.compile,
             "precision": self.settings.precision,
             "trainable": _count(self.parts.read_in) + _count(self.parts.read_out),
             "frozen": 0 if self.parts.exact is None else _count(self.parts.exact),
@@ -295,8 +306,8 @@ class Run:
             "loop_quartiles": _quartiles(self.milliseconds),
             "loop_samples": len(self.milliseconds),
             "evaluations_per_step": self.asked / self.steps if self.steps and self.parts.through is not None else None,
-            "sign_accuracy": mean(signs),
-            "sign_deviation": statistics.pstdev(known) if (known := [s for s in signs if s == s]) else None,
+            **{name: mean(shares) for name, shares in signs.items()},
+            **{name.replace("accuracy", "deviation"): deviation(shares) for name, shares in signs.items()},
             "measured_every": self.settings.measure_every,
             "test_loss": last.get("test_loss"),
             "accuracy": last.get("accuracy"),
@@ -316,6 +327,11 @@ def _reproducible() -> Iterator[None]:
         yield
     finally:
         cudnn.deterministic, cudnn.benchmark = before
+
+
+def _column(looks: list[list[float]], name: str) -> list[float]:
+    """One number of every step that was compared."""
+    return [look[LOOK.index(name)] for look in looks]
 
 
 def _quartiles(values: list[float]) -> list[float] | None:
