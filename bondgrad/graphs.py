@@ -153,6 +153,7 @@ class GraphedStep(Generic[T]):
             )
         randoms = self._random_numbers()
         states = [random.state() for random in randoms]
+        assert self._stream is not None  # steps of the same kind ran on it before
         try:
             self._check_optimizers()
             self._captured[kind] = _Captured(self.step, args, self.modules, randoms, self._stream)
@@ -216,7 +217,7 @@ class _Captured:
         args: tuple[Tensor, ...],
         modules: list[nn.Module],
         randoms: list[Generators],
-        stream: torch.cuda.Stream | None,
+        stream: torch.cuda.Stream,
     ) -> None:
         self.args = tuple(arg.detach().clone() for arg in args)  # the graph reads these
         self.graph = torch.cuda.CUDAGraph()
@@ -233,7 +234,8 @@ class _Captured:
         parameters = [p for module in modules for p in module._parameters.values() if p is not None]
         self.gradients = [(p, p.grad) for p in parameters if p.grad is not None]
 
-    def _capture(self, step: Callable[..., Any], stream: torch.cuda.Stream | None) -> None:
+    def _capture(self, step: Callable[..., Any], stream: torch.cuda.Stream) -> None:
+        device = self.args[0].device
         try:
             # Other threads, such as those that load data, may go on with what they do.
             with torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"):
@@ -241,8 +243,11 @@ class _Captured:
         except BaseException:
             # Torch's own random numbers would stay part of this capture until another one ends well.
             with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream, capture_error_mode="thread_local"):
-                torch.zeros(1, device=self.args[0].device)
+                torch.zeros(1, device=device)
             raise
+        # When a capture begins, torch sets the place where the graph finds the offset of its random numbers, on this
+        # stream; each replay sets it anew, on the current one. Unordered, the first replay had numbers of another step.
+        torch.cuda.current_stream(device).wait_stream(stream)
 
     def replay(self, args: tuple[Tensor, ...]) -> Any:  # noqa: ANN401
         """Run it on these arguments. What it returns is a copy, which the next replay leaves alone."""

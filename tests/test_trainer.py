@@ -307,3 +307,17 @@ def test_captured_steps_are_those_that_ran_as_they_were(way):
     assert outcome(finish(graphed)) | {"graph": False} == outcome(finish(eager))
     assert same_state(weights(graphed), weights(eager))
     assert graphed._take.replays > 0 or "calibrated" in way or "echo" in way, graphed._take.eager_steps
+
+
+@needs_cuda
+@pytest.mark.filterwarnings("ignore")  # of torch itself, while it compiles
+def test_compiled_steps_are_captured():
+    """Compiled and captured, a run is what it is compiled alone, and learns what it learns without either."""
+    runs = [
+        start(replace(PICTURES, compile=c, graph=g), "cuda") for c, g in ((True, True), (True, False), (False, False))
+    ]
+    captured, compiled, plain = (outcome(finish(run)) for run in runs)
+    assert runs[0]._take.replays > 0
+    assert captured | {"graph": False} == compiled
+    assert same_state(weights(runs[0]), weights(runs[1]))
+    assert compiled["test_loss"] == pytest.approx(plain["test_loss"], rel=1e-2)

@@ -34,6 +34,7 @@ class Run:
     """
 
     def __init__(self, settings: Settings, seed: int, folder: Path, device: torch.device) -> None:
+        _choose_vector_code()
         self.settings, self.seed, self.device = settings, seed, device
         self.task = Task(settings, seed, folder, device)
         self.parts: Parts = build(settings, seed, device)
@@ -315,6 +316,16 @@ class Run:
             "curve": {name: [entry[name] for entry in self.history] for name in names},
             "trace": thinned(self.trace) if self.trace else None,
         }
+
+
+def _choose_vector_code() -> None:
+    """Let oneMKL choose the code of its vectorised functions while one thread alone asks for it.
+
+    It chooses in the first call in a process. If two threads make that call at the same time, one of them may run code
+    of low accuracy, once (PyTorch's issue 188792, oneMKL 2024): half of the rows of the first tanh were then off by up to
+    5e-5. One element is never divided among threads.
+    """
+    torch.tanh(torch.zeros(1))
 
 
 @contextlib.contextmanager
