@@ -28,7 +28,7 @@ addEventListener("load", () => {{
   document.querySelector("#measured").textContent = JSON.stringify({{
     width: page.innerWidth, needed: page.document.documentElement.scrollWidth,
     figures: boxes.map(box => [box.left, box.right, box.height]),
-    taps: all("nav a").map(link => link.getBoundingClientRect().height),
+    taps: all("nav a, details > summary").map(link => link.getBoundingClientRect().height),
     night: page.matchMedia("(prefers-color-scheme: dark)").matches,
   }});
 }});

@@ -71,12 +71,19 @@ def number(found: object, where: str) -> float:
     return as_float
 
 
-def value(found: object, where: str) -> tuple[float, ...]:
-    """A mean, or a mean and its deviation."""
+def value(found: object, where: str) -> tuple[float, float | None, float | None]:
+    """A mean, its deviation over seeds, and its deviation over training steps; None is not given."""
+    if isinstance(found, dict):
+        parts = known(found, ("mean", "over_seeds", "over_steps"), where)
+        mean = number(entry(parts, "mean", where), f"{where}.mean")
+        seeds, steps = (parts.get(key) for key in ("over_seeds", "over_steps"))
+        return mean, _number_or_none(seeds, where), _number_or_none(steps, where)
     both = found if isinstance(found, list) else [found]
     if len(both) not in (1, 2):
-        raise ValueError(f"{where} must be a mean, or [mean, deviation], got {_short(found)}")
-    return tuple(number(part, where) for part in both)
+        raise ValueError(
+            f"{where} must be a mean, [mean, deviation] or {{mean: ..., over_steps: ...}}, got {_short(found)}"
+        )
+    return number(both[0], where), _number_or_none(both[1] if len(both) == 2 else None, where), None
 
 
 def columns_of(raw: dict[str, Any], key: str, by: str, where: str) -> dict[str, list[float]]:
@@ -97,6 +104,10 @@ def columns_of(raw: dict[str, Any], key: str, by: str, where: str) -> dict[str, 
     if len(set(lengths.values())) > 1:
         raise ValueError(f"the lists of {name} must have one length, got {lengths}")
     return found
+
+
+def _number_or_none(found: object, where: str) -> float | None:
+    return None if found is None else number(found, where)
 
 
 def _name(key: str, where: str) -> str:

@@ -3,13 +3,14 @@
 import statistics
 from dataclasses import dataclass
 
-from bondgrad.report._experiment import Experiment, Row, Run, Value
-from bondgrad.report._metrics import METRICS, Metric
+from bondgrad.report._experiment import Experiment, Row, Run, Table, Value
+from bondgrad.report._metrics import METRICS, STEP_DEVIATIONS, Metric
 
 NOTHING = "-"
 NOT_RUN = "not run"
 FAILED = "failed"
-OUTCOMES = ("test_loss", "accuracy", "gain", "sign_accuracy")  # that a run has only if it went through
+# What a run has only if it went through.
+OUTCOMES = ("test_loss", "accuracy", "gain", "paired_difference", "sign_accuracy", "parameter_sign_accuracy")
 
 
 @dataclass(frozen=True)
@@ -30,10 +31,28 @@ def compare(experiment: Experiment, row: Row, column: str) -> Cell:
     if paper is not None and ours:  # of the numbers as they are, not as they are shown
         difference = signed(statistics.fmean(ours) - paper.mean, metric.digits)
     runs = experiment.of(row.run)
-    words = (spread(ours, metric.digits) if ours else NOTHING) if runs else NOT_RUN
+    words = (_in_words(experiment, row, column, ours) if ours else NOTHING) if runs else NOT_RUN
     if column in OUTCOMES and (failed := sum(bool(run.failed) for run in runs)):
         words = f"{words}, {failed} {FAILED}" if ours else FAILED
     return Cell(NOTHING if paper is None else as_written(paper, metric), words, difference)
+
+
+def _in_words(experiment: Experiment, row: Row, column: str, ours: list[float]) -> str:
+    """The mean over seeds with what varies: over seeds, and where it is known over single training steps."""
+    if column == "paired_difference":
+        metric = METRICS[_outcome(experiment)]
+        better = sum(number < 0 if metric.lower_is_better else number > 0 for number in ours)
+        seeds = f"{len(ours)} seed{'s' * (len(ours) != 1)}"
+        return f"{signed(statistics.fmean(ours), metric.digits)} ({better} of {seeds} better)"
+    words = spread(ours, METRICS[column].digits)
+    key, scale = STEP_DEVIATIONS.get(column, ""), METRICS[column].scale
+    deviations = [scale * run.finals[key] for run in experiment.of(row.run) if key in run.finals and not run.failed]
+    return f"{words} ({over_steps(deviations)})" if deviations else words
+
+
+def over_steps(deviations: list[float]) -> str:
+    """The deviation over single training steps; of several seeds the root of the mean square."""
+    return f"steps ± {statistics.fmean(part * part for part in deviations) ** 0.5:.3g}"
 
 
 def beside(experiment: Experiment, row: Row, column: str, in_full: bool = False) -> str:
@@ -68,7 +87,24 @@ def as_written(paper: Value, metric: Metric) -> str:
     parts = [part for part in (paper.mean, paper.deviation) if part is not None]
     fewest = min(2, metric.digits)
     digits = next((d for d in range(fewest, 6) if all(round(part, d) == part for part in parts)), fewest)
-    return " ± ".join(f"{part:.{digits}f}" for part in parts)
+    words = " ± ".join(f"{part:.{digits}f}" for part in parts)
+    return words if paper.over_steps is None else f"{words} (steps ± {paper.over_steps:g})"
+
+
+def elsewhere(experiment: Experiment, column: str) -> str:
+    """On what the paper took its times if it was not on our hardware. "" for what does not depend on hardware."""
+    gpu = experiment.paper.gpu
+    if not METRICS[column].hardware or (gpu and all(gpu in run.gpu for run in experiment.runs)):
+        return ""
+    return f"on {gpu}" if gpu else "on another GPU"
+
+
+def heading(experiment: Experiment, table: Table, column: str) -> str:
+    """The column's label, which says where the paper's times come from another machine."""
+    there = elsewhere(experiment, column)
+    if not there or all(of_paper(experiment, row, column) is None for row in table.rows):
+        return METRICS[column].label
+    return f"{METRICS[column].label} [the paper's: {there}]"
 
 
 def of_paper(experiment: Experiment, row: Row, column: str) -> Value | None:
@@ -83,8 +119,15 @@ def of_paper(experiment: Experiment, row: Row, column: str) -> Value | None:
     return Value(own.mean - base.mean if column == "gain" else own.mean / base.mean)
 
 
+def _outcome(experiment: Experiment) -> str:
+    """What training is for: accuracy where it was measured, the test loss elsewhere."""
+    return "accuracy" if any("accuracy" in run.finals for run in experiment.runs) else "test_loss"
+
+
 def _of_ours(experiment: Experiment, row: Row, column: str) -> list[float]:
     """One number for each seed that has it."""
+    if column == "paired_difference":
+        return _paired(experiment, row)
     through = column not in OUTCOMES  # whether those that failed count, too
     runs = [run for run in experiment.of(row.run) if through or not run.failed]
     if column not in ("gain", "loop_ratio"):
@@ -97,6 +140,17 @@ def _of_ours(experiment: Experiment, row: Row, column: str) -> list[float]:
         if base is not None and key in run.finals:
             found.append(run.finals[key] - base if column == "gain" else run.finals[key] / base)
     return found
+
+
+def _paired(experiment: Experiment, row: Row) -> list[float]:
+    """Differences from the baseline's run of the same seed, for the seeds that both have."""
+    key = _outcome(experiment)
+    own, base = (
+        {run.seed: METRICS[key].scale * run.finals[key] for run in experiment.of(name) if key in run.finals}
+        for name in (row.run, row.baseline)
+    )
+    failed = {run.seed for name in (row.run, row.baseline) for run in experiment.of(name) if run.failed}
+    return [own[seed] - base[seed] for seed in own if seed in base and seed not in failed]
 
 
 def _base(run: Run, bases: list[Run], key: str, same_conditions: bool) -> float | None:

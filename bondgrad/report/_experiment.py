@@ -36,10 +36,11 @@ class Run:
 
 @dataclass(frozen=True)
 class Value:
-    """The paper's, with its deviation where it has one."""
+    """The paper's mean, with its deviations where it has any."""
 
     mean: float
-    deviation: float | None = None
+    deviation: float | None = None  # over seeds
+    over_steps: float | None = None  # over single training steps
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,15 @@ from importlib import resources
 from bondgrad.report._experiment import Experiment
 from bondgrad.report._figures import Drawn, inline, slug
 from bondgrad.report._html import Html, element, join
+from bondgrad.report._legend import LEGEND, TIMES
 from bondgrad.report._protocol import Label, commands, hardware, label, protocol
 from bondgrad.report._tables import comparison
+from bondgrad.report._verdict_table import Judged, verdict_tables
+
+LEAD = (
+    "Every verdict is computed: the paper's claims are checked one by one against the results. "
+    "What was not run, or was cut short, is never called reproduced."
+)
 
 
 @dataclass(frozen=True)
@@ -30,7 +37,7 @@ class Part:
         return label(self.experiment) if self.experiment else Label("broken", "cannot be read")
 
 
-def page(parts: list[Part]) -> str:
+def page(parts: list[Part], judged: Judged) -> str:
     """The whole page."""
     style = (resources.files("bondgrad.report") / "page.css").read_text(encoding="utf-8")
     head = join(
@@ -38,7 +45,7 @@ def page(parts: list[Part]) -> str:
             Html('<meta charset="utf-8">\n<meta name="viewport" content="width=device-width, initial-scale=1">\n'),
             Html('<meta name="color-scheme" content="light dark">\n'),
             Html('<link rel="icon" href="data:,">\n'),  # else browsers ask for a file that is not there
-            element("title", "bondgrad: the paper's experiments, reproduced"),
+            element("title", "bondgrad: what was reproduced of the paper"),
             element("style", Html(style)),
         ]
     )
@@ -48,14 +55,27 @@ def page(parts: list[Part]) -> str:
         element("ul", element("li", element("a", "Summary", href="#summary")), *links),
         aria_label="Experiments",
     )
-    main = element("main", summary(parts), *(section(part) for part in parts))
+    main = element("main", summary(parts, judged), *(section(part) for part in parts))
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n{head}\n</head>\n<body>\n{navigation}\n{main}\n</body>\n</html>\n'
     )
 
 
-def summary(parts: list[Part]) -> Html:
-    """All experiments at a glance."""
+def summary(parts: list[Part], judged: Judged) -> Html:
+    """The verdicts, how to read the numbers, and all experiments at a glance."""
+    return element(
+        "header",
+        element("p", "bondgrad", class_="kicker"),
+        element("h1", "What was reproduced of the paper"),
+        element("p", LEAD, class_="lead"),
+        verdict_tables(judged, [part.folder for part in parts if part.experiment]),
+        _experiments(parts),
+        element("p", f"{LEGEND} {TIMES}", class_="notes"),
+        id="summary",
+    )
+
+
+def _experiments(parts: list[Part]) -> Html:
     full = sum(part.label.kind == "full" for part in parts)
     rows = [
         element(
@@ -69,29 +89,15 @@ def summary(parts: list[Part]) -> Html:
         for part in parts
     ]
     headings = ("Experiment", "In the paper", "Protocol", "Hardware")
+    experiments = f"{len(parts)} experiment{'s' * (len(parts) != 1)}"
     # Roles in full: on a phone rows are shown as cards, and a browser would forget that this is a table.
-    table = element(
+    return element(
         "table",
-        element("caption", "All experiments"),
+        element("caption", element("b", "What was run"), f": {experiments}, {full or 'none'} with the full protocol"),
         element("thead", element("tr", *(element("th", h, scope="col") for h in headings))),
         element("tbody", *rows, role="rowgroup"),
-        class_="summary",
+        class_="summary experiments",
         role="table",
-    )
-    experiments = f"{len(parts)} experiment{'s' * (len(parts) != 1)}"
-    return element(
-        "header",
-        element("p", "bondgrad", class_="kicker"),
-        element("h1", "The paper's experiments, reproduced"),
-        element(
-            "p",
-            f"{experiments}, {full or 'none'} with the paper's full protocol. Each shows the paper's values beside "
-            "ours, what was run to get them, and on which machine. Ours are means over seeds, with their deviation "
-            "where there is more than one.",
-            class_="lead",
-        ),
-        table,
-        id="summary",
     )
 
 

@@ -9,10 +9,9 @@ import yaml
 
 from bondgrad.report._checks import columns_of, count, entry, items, known, mapping, number, text, value
 from bondgrad.report._experiment import Experiment, Line, Paper, Plot, Row, Run, Table, Value
-from bondgrad.report._metrics import COLUMNS, CURVES
+from bondgrad.report._metrics import COLUMNS, CURVES, FINALS, STEP_DEVIATIONS
 
 KINDS = ("curves", "sweep", "bounds", "magnitudes", "lines")
-FINALS = ("test_loss", "accuracy", "sign_accuracy", "loop_ms", "evaluations_per_step")
 
 
 def read(folder: Path) -> Experiment:
@@ -89,8 +88,7 @@ def _table(raw: object, where: str) -> Table:
     for i, item in enumerate(items(table, "rows", where)):
         here = f"{where}.rows[{i}]"
         row = known(mapping(item, here), ("run", "baseline", *COLUMNS), here)
-        values = {key: value(row[key], f"{here}.{key}") for key in COLUMNS if row.get(key) is not None}
-        paper = {key: Value(*pair) for key, pair in values.items()}
+        paper = {key: Value(*value(row[key], f"{here}.{key}")) for key in COLUMNS if row.get(key) is not None}
         rows.append(Row(text(row, "run", here), text(row, "baseline", here, needed=False), paper))
     return Table(text(table, "title", where, needed=False), columns, rows)
 
@@ -119,7 +117,8 @@ def _plot(raw: object, where: str) -> Plot:
 
 def _run(raw: object, where: str) -> Run:
     run = mapping(raw, where)
-    finals = {key: number(run[key], f"{where}.{key}") for key in FINALS if run.get(key) is not None}
+    numbers = (*FINALS, *STEP_DEVIATIONS.values())
+    finals = {key: number(run[key], f"{where}.{key}") for key in numbers if run.get(key) is not None}
     return Run(
         run=text(run, "run", where),
         seed=count(run, "seed", where),

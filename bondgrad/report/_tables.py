@@ -1,6 +1,6 @@
 """The tables of the page."""
 
-from bondgrad.report._compare import FAILED, NOT_RUN, NOTHING, compare, of_paper, quartiles
+from bondgrad.report._compare import FAILED, NOT_RUN, NOTHING, compare, elsewhere, of_paper, quartiles
 from bondgrad.report._experiment import Experiment, Row, Table
 from bondgrad.report._html import Html, element
 from bondgrad.report._metrics import METRICS
@@ -14,7 +14,7 @@ def comparison(experiment: Experiment, table: Table) -> Html:
         for column in table.columns
     ]
     below = [
-        element("th", part, scope="col", class_="first" if i == 0 else part)
+        element("th", _heading(experiment, column, part), scope="col", class_="first" if i == 0 else part)
         for column in table.columns
         for i, part in enumerate(parts[column])
     ]
@@ -40,9 +40,14 @@ def _parts(experiment: Experiment, table: Table, column: str) -> tuple[str, ...]
     return ("paper", "ours") if METRICS[column].hardware else ("paper", "ours", "difference")
 
 
+def _heading(experiment: Experiment, column: str, part: str) -> str:
+    """Of one part of a column: the paper's times say on which machine they were taken."""
+    return f"paper, {elsewhere(experiment, column)}" if part == "paper" and elsewhere(experiment, column) else part
+
+
 def _baselines(table: Table) -> list[str]:
     """What its rows are measured against, if anything."""
-    relative = {"gain", "loop_ratio"} & set(table.columns)
+    relative = {"gain", "loop_ratio", "paired_difference"} & set(table.columns)
     return list(dict.fromkeys(row.baseline for row in table.rows if row.baseline and relative))
 
 
@@ -59,6 +64,12 @@ def _row(experiment: Experiment, table: Table, row: Row, parts: dict[str, tuple[
             words = {"paper": cell.paper, "ours": cell.ours, "difference": cell.difference}[part]
             more = quartiles(experiment, row, column) if part == "ours" else ""
             classes = [part, *["first"] * (i == 0), *["nothing"] * (words in (NOTHING, NOT_RUN, FAILED))]
-            cells.append(element("td", words, *[element("small", more)] * bool(more), class_=" ".join(classes)))
+            cells.append(element("td", *_in_lines(words, more), class_=" ".join(classes)))
     small = [element("small", ", ".join(notes))] if notes else []
     return element("tr", element("th", element("div", row.run, *small), scope="row"), *cells)
+
+
+def _in_lines(words: str, more: str) -> list[str]:
+    """What stands in brackets at the end goes to a line of its own, as does what is said besides."""
+    first, _, bracket = words.partition(" (") if words.endswith(")") else (words, "", "")
+    return [first, *(element("small", part) for part in (bracket.removesuffix(")"), more) if part)]

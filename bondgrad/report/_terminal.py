@@ -4,9 +4,8 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from bondgrad.report._compare import beside
+from bondgrad.report._compare import beside, heading
 from bondgrad.report._experiment import Experiment
-from bondgrad.report._metrics import METRICS
 
 
 def tables(experiment: Experiment) -> list[Table]:
@@ -17,7 +16,7 @@ def tables(experiment: Experiment) -> list[Table]:
         shown = Table(title=escape(title), box=box.SIMPLE)
         shown.add_column("", overflow="fold")
         for column in of.columns:
-            shown.add_column(METRICS[column].label, justify="right")
+            shown.add_column(escape(heading(experiment, of, column)), justify="right")
         for row in of.rows:
             cells = [beside(experiment, row, column) for column in of.columns]
             shown.add_row(escape(row.run), *map(escape, cells))
