@@ -74,6 +74,20 @@ def test_runs_of_several_commands_come_together(small, tmp_path):
     assert list(yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())["runs"]) == ["AD", "BOND"]
 
 
+def test_each_run_may_have_a_protocol_of_its_own(small, tmp_path):
+    """What a command changes, it changes of the runs that it makes; the others stay as they were made."""
+    out = ("--output", tmp_path / "out", "--seed", "1", "--device", "cpu")
+    assert invoke("run", small, *out, "--only", "AD", "--epochs", "2").exit_code == 0
+    assert invoke("run", small, *out, "--only", "BOND", "--epochs", "1").exit_code == 0
+    assert [run["epochs_run"] for run in results(tmp_path / "out").values()] == [2, 1]
+    saved = yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())
+    assert [run["epochs"] for run in saved["runs"].values()] == [2, 1]
+    assert saved["planned"]["epochs"] == {"AD": 3, "BOND": 3}
+    assert "done before" in invoke("run", small, *out, "--only", "AD", "--epochs", "2").output
+    refused = invoke("run", small, *out, "--only", "AD", "--epochs", "1")
+    assert "was made with other settings (epochs was 2, is 1)" in " ".join(refused.output.split())
+
+
 def test_side_by_side_or_one_after_the_other_is_the_same(small, tmp_path):
     for n in (1, 4):
         invoke("run", small, "--output", tmp_path / str(n), "--side-by-side", n, "--device", "cpu")
