@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from markdown import ROOT, table
+from reading_tables import readings
 
 from bondgrad.report import Experiment, label, paper_results, read, verdicts
 from bondgrad.report._compare import NOTHING, beside, heading
@@ -42,6 +43,7 @@ its quartiles in round brackets.
 
 {times}
 
+{readings}
 {sections}
 ## Claims
 
@@ -64,6 +66,7 @@ def reproduced() -> str:
         experiments=_words(["experiment", "in the paper", "protocol"], listed),
         legend=LEGEND,
         times=TIMES,
+        readings=readings(),
         sections="\n".join(map(_section, experiments)),
         claims="\n".join(map(_claims, [*results, *text])).strip(),
     )

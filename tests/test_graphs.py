@@ -1,7 +1,6 @@
 """Whole training steps as CUDA graphs; without a device they run as they are."""
 
 import copy
-import threading
 import warnings
 
 import numpy as np
@@ -14,7 +13,6 @@ from bondgrad.baselines import PGT, SPSA
 from bondgrad.evaluators import Local
 from bondgrad.networks import ffnn
 from bondgrad.policies import Bond, Fixed, Gaussian
-from bondgrad.reservoirs import Noisy
 from tests.helpers import gradient, needs_cuda, on_each_device, same_state
 
 
@@ -350,35 +348,3 @@ def test_parts_are_asked_for():
         GraphedStep(lambda x: x)
     with pytest.raises(TypeError, match="needs the modules, optimizers, baselines and scalers"):
         GraphedStep(lambda x: x, "model")
-
-
-@needs_cuda
-def test_the_first_replay_has_the_random_numbers_of_its_step_on_a_busy_gpu():
-    """Two streams set the place where a graph finds its random numbers: the one that captures, and that of the replay."""
-    busy, stop = torch.randn(4096, 4096, device="cuda"), threading.Event()
-
-    def occupy():
-        with torch.cuda.stream(torch.cuda.Stream()):
-            while not stop.is_set():
-                for _ in range(4):
-                    busy @ busy
-                torch.cuda.current_stream().synchronize()
-
-    def noisy_losses(seed, graphed):
-        torch.manual_seed(seed)
-        reservoir = Noisy(nn.Linear(4, 4), 1e-3, seed=seed).cuda()
-        step = lambda x: reservoir(x).sum()  # noqa: E731
-        take = GraphedStep(step, reservoir) if graphed else step
-        with torch.cuda.stream(torch.cuda.Stream()), torch.no_grad():
-            losses = [take(x) for x in torch.ones(6, 64, 4, device="cuda")]
-            torch.cuda.synchronize()
-        return torch.stack(losses).tolist()
-
-    thread = threading.Thread(target=occupy)
-    thread.start()
-    try:
-        for seed in range(20):
-            assert noisy_losses(seed, True) == noisy_losses(seed, False)
-    finally:
-        stop.set()
-        thread.join()

@@ -163,4 +163,4 @@ def _base(run: Run, bases: list[Run], key: str, same_conditions: bool) -> float 
 
 def _conditions(run: Run) -> tuple[object, ...]:
     """All but the method that decides how long a step takes."""
-    return run.machine, run.gpu, run.graph, run.precision
+    return run.machine, run.gpu, run.graph, run.compiled, run.precision

@@ -17,6 +17,7 @@ class Run:
     gpu: str
     precision: str
     graph: bool
+    compiled: bool
     batch: int | None
     epochs: int
     epochs_run: int

@@ -74,7 +74,7 @@ def protocol(experiment: Experiment) -> list[tuple[str, str]]:
     if any(run.batch is not None for run in runs):
         pairs.append(("Batch", _by(runs, lambda run: str(run.batch))))
     pairs.append(("Precision", _by(runs, lambda run: run.precision)))
-    pairs.append(("Steps", _by(runs, lambda run: "captured as a CUDA graph" if run.graph else "eager")))
+    pairs.append(("Steps", _by(runs, _steps)))
     elsewhere = f" (the paper: {paper.gpu})" if paper.gpu else ""
     pairs.append(("Hardware", _by(runs, lambda run: run.hardware) + elsewhere))
     pairs.append(("Versions", _by(runs, lambda run: f"bondgrad {run.bondgrad}, torch {run.torch}")))
@@ -123,6 +123,11 @@ def _by(runs: list[Run], words: Callable[[Run], str]) -> str:
     if len(names) == 1:
         return next(iter(names))
     return "; ".join(f"{value} ({_few(list(dict.fromkeys(same)))})" for value, same in names.items())
+
+
+def _steps(run: Run) -> str:
+    """How its steps were run."""
+    return ("captured as a CUDA graph" if run.graph else "eager") + ", networks compiled" * run.compiled
 
 
 def _cut(steps: int | None) -> str:
