@@ -88,6 +88,24 @@ def test_each_run_may_have_a_protocol_of_its_own(small, tmp_path):
     assert "was made with other settings (epochs was 2, is 1)" in " ".join(refused.output.split())
 
 
+def test_the_same_run_of_another_experiment_is_not_made_again(small, tmp_path):
+    options = ("--seed", "1", "--device", "cpu", "--output")
+    assert invoke("run", small, *options, tmp_path / "results" / "first").exit_code == 0
+    other = tmp_path / "other.yaml"
+    other.write_text(SMALL.replace("  BOND: {}", "  Mine: {}\n  Forward: {gradient: {method: forward}}"))
+    done = invoke("run", other, *options, tmp_path / "results" / "second")
+    assert "Mine, seed 1: the same run was done in first, BOND" in " ".join(done.output.split())
+    first, second = results(tmp_path / "results" / "first"), results(tmp_path / "results" / "second")
+    assert second["Mine", 1]["curve"] == first["BOND", 1]["curve"]
+    assert second["Mine", 1]["same_as"] == "first, BOND"
+    assert "same_as" not in second["Forward", 1]
+    assert second["Forward", 1]["curve"] != first["BOND", 1]["curve"]
+    alone = invoke("run", other, *options, tmp_path / "elsewhere" / "third", "--only", "Mine", "--epochs", "2")
+    assert "the same run" not in alone.output
+    longer = invoke("run", other, *options, tmp_path / "results" / "fourth", "--only", "Mine", "--epochs", "2")
+    assert "the same run" not in longer.output
+
+
 def test_side_by_side_or_one_after_the_other_is_the_same(small, tmp_path):
     for n in (1, 4):
         invoke("run", small, "--output", tmp_path / str(n), "--side-by-side", n, "--device", "cpu")

@@ -69,6 +69,9 @@ class Runner:
 
     def _finished(self, settings: Settings, seed: int, console: Console) -> bool:
         record = self.store.finished(settings.run, seed)
+        if record is None and (source := self.store.borrow(settings, seed)) is not None:
+            console.print(f"{escape(settings.run)}, seed {seed}: the same run was done in {escape(source)}")
+            return True
         if record is not None:
             failed = f" [red]and failed:[/] {escape(record['failed'])}" if record["failed"] else ""
             console.print(f"{escape(settings.run)}, seed {seed}: done before{failed}")

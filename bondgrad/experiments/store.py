@@ -21,7 +21,8 @@ import torch
 import yaml
 
 from bondgrad._version import __version__
-from bondgrad.experiments.config import Experiment
+from bondgrad.experiments.config import Experiment, load
+from bondgrad.experiments.settings import Settings
 from bondgrad.experiments.trainer import Run
 
 try:
@@ -81,6 +82,23 @@ class Store:
             return None
         self.path(run, seed, "pt").unlink(missing_ok=True)  # a process may have been killed just before it did so
         return record
+
+    def borrow(self, settings: Settings, seed: int) -> str | None:
+        """Take over a finished run that differs in its name alone, from the results of another experiment beside this one.
+
+        A table and a figure of the paper may rest on the same training.
+
+        Returns:
+            Where it came from, in words; None if there is none.
+        """
+        for path in sorted(self.folder.resolve().parent.glob("*/results.json")):
+            record = _same_run(path, self.experiment.name, settings, seed)
+            if record is not None and (record["trace"] or not self._traced(settings.run)):
+                source = f"{path.parent.name}, {record['run']}"
+                own = {"run": settings.run, "at": settings.at, "settings": settings.as_dict(), "same_as": source}
+                _write(self.path(settings.run, seed, "json"), json.dumps(record | own, indent=1) + "\n")
+                return source
+        return None
 
     def lock(self, run: str, seed: int) -> bool:
         """Keep other commands away from a run, until `close` or for as long as this process lives; False: one has it.
@@ -208,6 +226,28 @@ def slug(name: str) -> str:
 def fingerprint(settings: dict[str, Any]) -> str:
     """Of a run's settings: the same for the same, in whichever order they come."""
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _same_run(results: Path, name: str, settings: Settings, seed: int) -> dict[str, Any] | None:
+    """The record of a finished run with these settings, whatever its name, of an experiment of another name."""
+    try:
+        other = load(results.parent / "config.yaml")
+        records = _read(results, "runs")["runs"]
+    except ValueError:  # whatever is wrong with them is no concern of this experiment
+        return None
+    if other.name == name:
+        return None
+    same = {run.run: fingerprint(run.as_dict()) for run in other.runs if _training(run) == _training(settings)}
+    for record in records:
+        finished = record["epochs_run"] == record["epochs"] and record["failed"] is None
+        if finished and record["seed"] == seed and same.get(record["run"]) == record["fingerprint"]:
+            return dict(record)
+    return None
+
+
+def _training(settings: Settings) -> dict[str, Any]:
+    """What decides how a run goes: all but its name and its place in a grid."""
+    return {name: value for name, value in settings.as_dict().items() if name not in ("run", "at")}
 
 
 def _same(there: dict[str, Any], here: dict[str, Any], path: Path) -> None:

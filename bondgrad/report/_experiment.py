@@ -18,6 +18,7 @@ class Run:
     precision: str
     graph: bool
     compiled: bool
+    same_as: str  # the experiment and run that it was taken over from
     batch: int | None
     epochs: int
     epochs_run: int

@@ -71,6 +71,8 @@ def protocol(experiment: Experiment) -> list[tuple[str, str]]:
         pairs.append(("Unfinished", _few(words, "; ")))
     if missing := not_made(experiment):
         pairs.append(("Not run", _few(missing)))
+    if taken := dict.fromkeys(f"{run.run} from {run.same_as}" for run in runs if run.same_as):
+        pairs.append(("Taken over", _few(list(taken), "; ")))
     if any(run.batch is not None for run in runs):
         pairs.append(("Batch", _by(runs, lambda run: str(run.batch))))
     pairs.append(("Precision", _by(runs, lambda run: run.precision)))

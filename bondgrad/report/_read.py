@@ -130,6 +130,7 @@ def _run(raw: object, where: str) -> Run:
         gpu=text(run, "gpu", where, needed=False),
         precision=text(run, "precision", where),
         graph=bool(entry(run, "graph", where)),
+        same_as=text(run, "same_as", where, needed=False),
         compiled=bool(run.get("compiled")),  # which earlier versions did not have
         epochs=count(run, "epochs", where),
         epochs_run=count(run, "epochs_run", where),
