@@ -1,7 +1,7 @@
 """Which reading of the paper comes closest to its Table calhouse: every reading and way of counting that was tried."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from markdown import ROOT, table
@@ -90,10 +90,10 @@ def readings() -> str:
     closest, second = all_of_them[:2]
     ours = next(one for one in all_of_them if one[:2] == ("ours", "box's inputs"))
     rows = [
-        [one.reading, one.counted, *(f"{m:.1f} ± {d:.1f}" for m, d in one.cells), *(f"{x:.1f}" for x in one.distances)]
+        [one.reading, one.counted, *_written(one.cells), *(f"{distance:.1f}" for distance in one.distances)]
         for one in all_of_them
     ]
-    paper = ["**the paper**", "", *(f"{m:.1f} ± {d:.1f}" for m, d in PAPER.values()), "", ""]
+    paper = ["**the paper**", "", *_written(PAPER.values()), "", ""]
     headings = ["reading", "signs counted at", *PAPER, "distance of means", "of deviations"]
     return SECTION.format(
         closest=_in_words(closest),
@@ -101,6 +101,13 @@ def readings() -> str:
         ours=_in_words(ours),
         table=table(headings, [paper, *rows]),
     )
+
+
+def _written(cells: Iterable[tuple[float, float]]) -> list[str]:
+    """Mean and deviation of each row; two decimals where nearly all signs are right."""
+    return [
+        f"{mean:.2f} ± {deviation:.2f}" if mean > 99 else f"{mean:.1f} ± {deviation:.1f}" for mean, deviation in cells
+    ]
 
 
 def _in_words(one: Compared) -> str:

@@ -1,7 +1,7 @@
 """The paper's algorithms, read in other ways than the library reads them.
 
-`settings.Reading` says which ways there are. The estimators and policies here are for experiments that ask which reading
-gives the paper's numbers; what was measured to be best is in the library.
+`settings.Reading` says which ways there are. The estimators and policies here are for experiments that ask which
+reading gives the paper's numbers; what was measured to be best is in the library.
 """
 
 import torch

@@ -84,7 +84,7 @@ class Store:
         return record
 
     def borrow(self, settings: Settings, seed: int) -> str | None:
-        """Take over a finished run that differs in its name alone, from the results of another experiment beside this one.
+        """Take over a finished run with another name but the same settings, from another experiment's results nearby.
 
         A table and a figure of the paper may rest on the same training.
 
