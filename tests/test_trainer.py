@@ -1,6 +1,7 @@
 """One run: what it measures, and that it can be stopped at any step."""
 
 import copy
+import functools
 import math
 import shutil
 import statistics
@@ -11,9 +12,8 @@ import pytest
 import torch
 
 from bondgrad.data import Images
-from bondgrad.experiments import task
+from bondgrad.experiments import compilation, task
 from bondgrad.experiments.comparison import LOOK, SIGNS, thinned
-from bondgrad.experiments.compilation import CACHE
 from bondgrad.experiments.settings import Gradient, Optimizer, Schedule, Settings
 from bondgrad.experiments.trainer import Run
 from tests.helpers import needs_cuda, on_each_device, same_state
@@ -285,7 +285,7 @@ def test_time_is_measured_without_the_measuring(monkeypatch):
 @pytest.mark.filterwarnings("ignore")  # of torch itself, while it compiles
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
 def test_compiled_networks_learn_the_same(tmp_path, monkeypatch):
-    monkeypatch.delenv(CACHE, raising=False)
+    monkeypatch.delenv(compilation.CACHE, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     settings = replace(HOUSING, compile=True)
     first = start(settings)
@@ -298,6 +298,20 @@ def test_compiled_networks_learn_the_same(tmp_path, monkeypatch):
     assert compiled["test_loss"] == pytest.approx(plain["test_loss"], rel=1e-4)
     assert compiled["compiled"] is True
     assert any((tmp_path / "bondgrad" / "compiled").iterdir())
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch itself, while it compiles
+def test_many_networks_are_compiled_in_one_process(monkeypatch):
+    """Each architecture once with and once without a gradient: more than torch.compile allows by itself."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    compilation._compiled_forward.cache_clear()
+    for width in range(1, 7):
+        network = torch.nn.Linear(4, width)
+        fast, x = compilation.compiled(network), torch.ones(2, 4)
+        assert torch.equal(fast(x), network(x))
+        with torch.no_grad():
+            assert torch.equal(fast(x), network(x))
+    compilation._compiled_forward.cache_clear()
 
 
 @needs_cuda

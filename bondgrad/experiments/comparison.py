@@ -49,7 +49,7 @@ class ReadInGraph(NamedTuple):
         return torch.cat([part.flatten() for part in parts])
 
 
-class Before(NamedTuple):
+class StateBeforeStep(NamedTuple):
     """What a comparison needs and the step changes."""
 
     read_in: ReadInGraph | None = None  # None for SPSA, which estimates no gradient at the box's inputs
@@ -85,16 +85,16 @@ class Comparison:
     def _saw(self, _: object, step: Step) -> None:
         self._seen = step
 
-    def before(self, x: Tensor, y: Tensor) -> Before:
+    def before(self, x: Tensor, y: Tensor) -> StateBeforeStep:
         """To be called before the step on this batch."""
         black_box = self.parts.black_box
         if black_box is None:
-            return Before(exact=self._exact(x, y))
+            return StateBeforeStep(exact=self._exact(x, y))
         memory = None if black_box.memory is None else black_box.memory.before(1, True, self.device)[0]
         parameters = {name: p.detach().clone().requires_grad_() for name, p in self.parts.read_in.named_parameters()}
         with arithmetic(True, self.device, None), torch.enable_grad():
             outputs = torch.func.functional_call(self.parts.read_in, parameters | self._buffers(), (x,))
-        return Before(ReadInGraph(outputs, list(parameters.values())), memory)
+        return StateBeforeStep(ReadInGraph(outputs, list(parameters.values())), memory)
 
     def _buffers(self) -> dict[str, Tensor]:
         """Copies of the read-in's buffers: running averages must not notice a comparison."""
@@ -113,7 +113,7 @@ class Comparison:
         loss = self.behind(exact(a), y)
         return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(self.parts.read_in.parameters()))])
 
-    def look(self, number: int, loss: Tensor, before: Before) -> Tensor:
+    def look(self, number: int, loss: Tensor, before: StateBeforeStep) -> Tensor:
         """What there is to see of the step just taken: [len(LOOK)], on the device; NaN where there is nothing."""
         nothing = torch.full((), math.nan, device=self.device)
         if before.read_in is None:

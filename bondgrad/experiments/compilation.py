@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+MOST_VARIANTS = 64  # of compiled networks in one process, beyond which torch.compile gives up
 CACHE = "TORCHINDUCTOR_CACHE_DIR"  # the variable by which torch is told where compiled code is kept
 
 
@@ -24,6 +25,8 @@ def compiled(network: nn.Module) -> Callable[[Tensor], Tensor]:
 
 @functools.cache
 def _compiled_forward() -> Callable[[nn.Module, Tensor], Tensor]:
+    # One for each architecture, precision and batch size, and for SPSA two: more than the usual eight.
+    torch._dynamo.config.recompile_limit = max(MOST_VARIANTS, torch._dynamo.config.recompile_limit)
     return torch.compile(_forward, dynamic=False, fullgraph=True)
 
 

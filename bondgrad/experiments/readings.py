@@ -80,7 +80,7 @@ class LiteralBonds(Estimator):
         in_features: Inputs of a row.
         n: Perturbations per row.
         elementwise: Which of the two.
-        normalize_before: Scale what stands beside gy, of every row, to norm 1.
+        normalize_before: Scale what gy is multiplied by, of every row and perturbation, to norm 1.
         normalize_rows: Scale every row of g to norm 1.
     """
 
@@ -103,25 +103,29 @@ class LiteralBonds(Estimator):
         delta = site.delta.transpose(0, 1)  # [B, n, W]
         ends = [clamped(end, site.low, site.high) for end in (x.unsqueeze(1) + delta, x.unsqueeze(1) - delta)]
         y, _ = evaluate(torch.stack(ends, 2), slice(0, len(x)))  # [B, n, 2, W_out]
-        change, way = difference(y, None, site.y), span(ends, None, x)  # [B, n, W_out], [B, n, W]
+        change, steps = difference(y, None, site.y), span(ends, None, x)  # [B, n, W_out], [B, n, W]
 
         def total(products: Tensor) -> Tensor:  # [B, n, W_out] -> [B, n, W]
             if self.elementwise:
                 return products
             if site.groups is None:
-                return products.sum(2, keepdim=True).expand_as(way)
+                return products.sum(2, keepdim=True).expand_as(steps)
             return site.groups.total(products)
 
-        slope = (total(change * gy) / way).mean(1)
-        if not self.normalize_before:
-            return slope
-        return _over_norm(slope, (total(change.square()) / way.square()).mean(1), self.in_features)
+        slopes = total(change * gy) / steps  # [B, n, W]
+        if self.normalize_before:
+            slopes = _over_norm(slopes, total(change.square()) / steps.square(), self.in_features)
+        return slopes.mean(1)
 
 
 def _over_norm(slope: Tensor, square: Tensor, in_features: int) -> Tensor:
-    """Slopes [B, W] over the root of the sum of `square` [B, W] over the inputs of each row; zero rows stay zero."""
-    norm = square.view(-1, in_features).sum(1, keepdim=True).sqrt()
-    rows = slope.view(-1, in_features)
+    """Slopes [..., W] over the root of the sum of `square` [..., W] over the inputs of each row.
+
+    Rows of zeros stay zero, and an input that was not moved counts for nothing.
+    """
+    square = torch.where(torch.isfinite(square), square, 0)
+    norm = square.reshape(-1, in_features).sum(1, keepdim=True).sqrt()
+    rows = slope.reshape(-1, in_features)
     return torch.where(norm > 0, rows / norm, rows).view_as(slope)
 
 
@@ -132,7 +136,7 @@ def policy(inner: Policy, reading: Reading) -> Policy:
             raise ValueError("error_terms: scaled is for a policy with bounds: error-terms")
         inner = ScaledErrorTerms(inner.bounds, inner.reduce, inner.betas, inner.eta, inner.max_step)
     if reading.perturbations == "shared" or not reading.least_step:
-        return ReadPolicy(inner, reading)
+        return PolicyWithReading(inner, reading)
     return inner
 
 
@@ -146,7 +150,7 @@ class ScaledErrorTerms(Bond):
         return lower, upper * torch.where(torch.isfinite(magnitude), magnitude, 0).amax()
 
 
-class ReadPolicy(Policy):
+class PolicyWithReading(Policy):
     """A policy whose perturbations are the same for all rows of a batch, or may vanish in the rounding of x.
 
     Args:
@@ -158,10 +162,10 @@ class ReadPolicy(Policy):
         if inner.share > 0:
             raise ValueError(f"another reading of perturbations is for policies of the paper, not for {inner!r}")
         self.inner, self.shared = inner, reading.perturbations == "shared"
-        self.least_ulps = Policy.least_ulps if reading.least_step else 0.0
+        self.least_ulps = inner.least_ulps if reading.least_step else 0.0
 
     def __repr__(self) -> str:
-        return f"ReadPolicy({self.inner!r}, shared={self.shared}, least_ulps={self.least_ulps})"
+        return f"PolicyWithReading({self.inner!r}, shared={self.shared}, least_ulps={self.least_ulps})"
 
     def init(self, in_features: int) -> State:
         """See `Policy.init`."""

@@ -1,6 +1,6 @@
 """`bondgrad run` and `bondgrad reproduce`: from a file to results."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -46,10 +46,9 @@ def run_experiment(experiment: Experiment, options: Options, console: Console) -
     names = ("epochs", "steps", "measure_every", "precision", "compile", "graph")
     changes = {name: getattr(options, name) for name in names}
     chosen = (experiment.only(options.only) if options.only else experiment).changed(options.seeds, **changes)
-    whole = _with_others(chosen, experiment, options.output)
-    report.shown(whole.as_dict())
+    report.shown(experiment.as_dict())
     check(chosen, options.pictures)
-    store = Store(options.output, whole, options.command, options.tensorboard)
+    store = Store(options.output, experiment, options.command, options.tensorboard, chosen)
     store.config()
     if chosen.sweep is not None:
         store.results(gate_sweep(**chosen.sweep))
@@ -71,16 +70,6 @@ def run_experiment(experiment: Experiment, options: Options, console: Console) -
         return False
     console.print(f"Results and figures in [bold]{where}[/]; `bondgrad report {where}` makes a page of them.")
     return True
-
-
-def _with_others(chosen: Experiment, experiment: Experiment, output: Path) -> Experiment:
-    """All runs: the chosen ones, and the others as an earlier command made them, or else as their file has them."""
-    runs = {run.run: run for run in experiment.runs}
-    earlier = output / "config.yaml"
-    if earlier.exists():
-        runs |= {run.run: run for run in config.load(earlier).runs if run.run in runs}
-    runs |= {run.run: run for run in chosen.runs}
-    return replace(experiment, runs=tuple(runs.values()), seeds=chosen.seeds)
 
 
 def check(experiment: Experiment, folder: Path) -> None:

@@ -28,11 +28,11 @@ class Reading:
             quotient (Y⁺ - Y⁻) / (x⁺ - x⁻) is multiplied by gy element by element, as the paper's Algorithm is written,
             which needs as many outputs as inputs.
         normalize: Where rows are normalised: "after" or "before" the contraction with gy. Before it, a row is the
-            estimated Jacobian of one sample.
+            estimated Jacobian of one sample; the policy then learns from what is normalised.
         mean: Of several perturbations (n > 1): "weighted" by the square of the step, or "plain", as in the paper.
         eta: The learning rate in Adam's bound: "constant", or "scheduled" as the optimizer's.
         error_terms: The upper bound with all error terms: "plain" as in its equation, or "scaled" by α_t = max |m̂|.
-        least_step: Whether a step has at least a few units of the rounding of its input.
+        least_step: Whether a few units of the rounding of its input are added to every step.
     """
 
     perturbations: str = "per-row"
@@ -84,6 +84,18 @@ class Gradient:
     graphs: int = 1
     structure: str | None = None
     reading: Reading = field(default_factory=Reading)
+
+    @property
+    def without_effect(self) -> str | None:
+        """The option of the reading, if there is one, that changes nothing here, with what it would need."""
+        reading = self.reading
+        if self.method != "BONDS" and (reading.bonds, reading.mean) != ("contracted", "weighted"):
+            return f"bonds and mean are readings of BONDS, not of {self.method}"
+        if reading.normalize == "before" and not (self.normalize_rows and self.method in ("BOND", "BONDS")):
+            return "normalize: before needs normalize_rows: true, and BOND or BONDS"
+        if reading.eta == "scheduled" and (self.policy.get("bounds") != "adam" or "eta" in self.policy):
+            return "eta: scheduled needs a policy with bounds: adam and no eta of its own"
+        return None
 
 
 @dataclass(frozen=True)
@@ -175,6 +187,10 @@ class Settings:
             raise ValueError(
                 f"a schedule has one factor more than parts, got {len(schedule.factors)} for {len(schedule.until)}"
             )
+        if problem := how.without_effect:
+            raise ValueError(f"{self.run}: {problem}")
+        if how.reading.eta == "scheduled" and not all(schedule.factors):
+            raise ValueError(f"{self.run}: eta: scheduled needs factors above zero, got {list(schedule.factors)}")
         if not self.box and self.gradient.method != "AD":
             raise ValueError(
                 f"{self.run}: without a box there is nothing for {self.gradient.method} to do, only for AD"

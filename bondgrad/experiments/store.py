@@ -14,6 +14,8 @@ import json
 import os
 import platform
 import re
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ import torch
 import yaml
 
 from bondgrad._version import __version__
+from bondgrad.experiments.comparison import LOOK
 from bondgrad.experiments.config import Experiment, load
 from bondgrad.experiments.settings import Settings
 from bondgrad.experiments.trainer import Run
@@ -39,10 +42,19 @@ class Store:
         experiment: Whose runs; all of them, also those of other commands.
         command: That a person would type for them.
         tensorboard: Whether to write event files as well.
+        chosen: The runs that this command makes, with its options. None: all, as they are.
     """
 
-    def __init__(self, folder: Path, experiment: Experiment, command: str, tensorboard: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        experiment: Experiment,
+        command: str,
+        tensorboard: bool = False,
+        chosen: Experiment | None = None,
+    ) -> None:
         self.folder, self.experiment, self.command = folder, experiment, command
+        self.chosen = experiment if chosen is None else chosen
         self.tensorboard = _summary_writer() if tensorboard else None
         names = [slug(run.run) for run in experiment.runs]
         if len(set(names)) < len(names):
@@ -54,13 +66,13 @@ class Store:
 
     def _refuse_other_settings(self) -> None:
         """Before anything is changed: what was made with other settings must not be mixed with what is to come."""
-        for run in self.experiment.runs:
+        for run in self.chosen.runs:
             for path in (self.folder / "runs").glob(f"{slug(run.run)}-*.json"):
                 record = _read(path, "run", "settings")
                 if record["run"] == run.run:
                     _same(record["settings"], run.as_dict(), path)
         there = self.folder / "results.json"
-        known = {run.run: fingerprint(run.as_dict()) for run in self.experiment.runs}
+        known = {run.run: fingerprint(run.as_dict()) for run in self.chosen.runs}
         for record in _read(there, "runs")["runs"] if there.exists() else []:
             if record["run"] in known and record["fingerprint"] != known[record["run"]]:
                 words = f"{record['run']}, seed {record['seed']}, {record['epochs']} epochs"
@@ -131,6 +143,8 @@ class Store:
             if not isinstance(state, dict) or "settings" not in state:
                 raise ValueError(f"{path} is not a checkpoint: move it away")
             _same(state["settings"], run.settings.as_dict(), path)
+            if state.get("columns") != list(LOOK):
+                raise ValueError(f"{path} was begun by another version of bondgrad: move it away")
             if state["device"] != run.device.type:
                 raise ValueError(f"{path} was begun on {state['device']}: give --device {state['device']}")
             run.load(state)
@@ -185,10 +199,16 @@ class Store:
 
     def results(self, lines: list[dict[str, Any]] | None = None) -> None:
         """Put together what all runs have brought, those of earlier commands as well, and write it."""
+        with self._alone():
+            self._put_together(lines)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """No other command changes what all runs of the folder share."""
         with (self.folder / "runs" / "results.lock").open("w") as lock:
             if fcntl is not None:
-                fcntl.flock(lock, fcntl.LOCK_EX)  # another command may be about to do the same
-            self._put_together(lines)
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
 
     def _put_together(self, lines: list[dict[str, Any]] | None) -> None:
         path = self.folder / "results.json"
@@ -213,9 +233,15 @@ class Store:
         return any(not runs or run in runs for runs in of)
 
     def config(self) -> None:
-        """Write down the experiment."""
-        text = yaml.safe_dump(self.experiment.as_dict(), sort_keys=False, allow_unicode=True, width=120)
-        _write(self.folder / "config.yaml", text)
+        """Write down the experiment: the chosen runs, and others as earlier commands had them, or else their file."""
+        path = self.folder / "config.yaml"
+        with self._alone():
+            runs = {run.run: run for run in self.experiment.runs}
+            runs |= {run.run: run for run in (load(path).runs if path.exists() else ()) if run.run in runs}
+            runs |= {run.run: run for run in self.chosen.runs}
+            whole = replace(self.experiment, runs=tuple(runs.values()), seeds=self.chosen.seeds)
+            text = yaml.safe_dump(whole.as_dict(), sort_keys=False, allow_unicode=True, width=120)
+            _write(path, text)
 
 
 def slug(name: str) -> str:
@@ -252,9 +278,9 @@ def _training(settings: Settings) -> dict[str, Any]:
 
 def _same(there: dict[str, Any], here: dict[str, Any], path: Path) -> None:
     """Refuse to go on with something else."""
-    names = sorted(name for name in here if there.get(name) != here[name])
+    names = sorted(name for name in here.keys() | there.keys() if there.get(name) != here.get(name))
     if names:
-        differences = "; ".join(f"{name} was {there.get(name)!r}, is {here[name]!r}" for name in names)
+        differences = "; ".join(f"{name} was {there.get(name)!r}, is {here.get(name)!r}" for name in names)
         raise ValueError(f"{path} was made with other settings ({differences}). Give another --output.")
 
 

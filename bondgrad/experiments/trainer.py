@@ -201,8 +201,12 @@ class Run:
 
     def _renew_policy(self) -> None:
         """Give the box the policy of this epoch, if its bounds follow the learning rate's schedule."""
-        if self.settings.gradient.reading.eta == "scheduled" and self.parts.black_box is not None:
-            self.parts.black_box.policy = made_policy(self.settings, self.epoch)
+        box = self.parts.black_box
+        if box is None or self.settings.gradient.reading.eta != "scheduled":
+            return
+        policy = made_policy(self.settings, self.epoch)
+        if repr(policy) != repr(box.policy):  # a step that was captured is captured anew for another one
+            box.policy = policy
 
     def test(self) -> tuple[float, float | None]:
         """Loss and accuracy on the test set."""
@@ -242,6 +246,7 @@ class Run:
             "spsa": None if self.spsa is None else self.spsa.random.state(),
             "at": (self.epoch, self.batch, self.steps),
             "loss_sum": self.loss_sum,
+            "columns": list(LOOK),
             "looks": torch.stack(self.looks) if self.looks else None,
             "written": (self.trace, self.history, self.milliseconds, self.asked, self.seconds),
             "captured": self.captured,

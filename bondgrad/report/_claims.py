@@ -12,6 +12,7 @@ from bondgrad.report._quantities import (
     evaluated,
     in_words,
     measured,
+    refuse_unlike,
     written,
 )
 
@@ -72,6 +73,7 @@ def _compared(claim: Claim, experiments: Mapping[str, Experiment]) -> tuple[bool
     assert claim.than is not None
     sides = Expression(claim.value.left, "<" if claim.below else ">", claim.than)
     own, other = (evaluated(Expression(side), experiments) for side in sides.quantities)
+    refuse_unlike(sides.quantities, experiments)
     agree, seeds = agreement(sides, experiments)
     ahead = other - own if claim.below else own - other
     holds = ahead > 0 and ahead >= claim.by and (seeds == 0 or 2 * agree > seeds)

@@ -3,7 +3,7 @@
 import statistics
 from dataclasses import dataclass
 
-from bondgrad.report._experiment import Experiment, Row, Run, Table, Value
+from bondgrad.report._experiment import Experiment, Row, Run, Table, Value, conditions
 from bondgrad.report._metrics import METRICS, STEP_DEVIATIONS, Metric
 
 NOTHING = "-"
@@ -51,8 +51,8 @@ def _in_words(experiment: Experiment, row: Row, column: str, ours: list[float]) 
 
 
 def over_steps(deviations: list[float]) -> str:
-    """The deviation over single training steps; of several seeds the root of the mean square."""
-    return f"steps ± {statistics.fmean(part * part for part in deviations) ** 0.5:.3g}"
+    """The deviation over single training steps; of several seeds the mean."""
+    return f"steps ± {statistics.fmean(deviations):.3g}"
 
 
 def beside(experiment: Experiment, row: Row, column: str, in_full: bool = False) -> str:
@@ -156,11 +156,6 @@ def _paired(experiment: Experiment, row: Row) -> list[float]:
 def _base(run: Run, bases: list[Run], key: str, same_conditions: bool) -> float | None:
     """The baseline's number for this run: that of its seed, or else the mean over seeds."""
     if same_conditions:
-        bases = [base for base in bases if _conditions(base) == _conditions(run)]
+        bases = [base for base in bases if conditions(base) == conditions(run)]
     bases = [base for base in bases if base.seed == run.seed] or bases
     return statistics.fmean(base.finals[key] for base in bases) if bases else None
-
-
-def _conditions(run: Run) -> tuple[object, ...]:
-    """All but the method that decides how long a step takes."""
-    return run.machine, run.gpu, run.graph, run.compiled, run.precision

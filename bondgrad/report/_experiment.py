@@ -36,6 +36,11 @@ class Run:
         return f"{self.gpu}, {self.machine}" if self.gpu else self.machine
 
 
+def conditions(run: Run) -> tuple[object, ...]:
+    """All but the method that decides how long a step of the run takes."""
+    return run.machine, run.gpu, run.graph, run.compiled, run.precision
+
+
 @dataclass(frozen=True)
 class Value:
     """The paper's mean, with its deviations where it has any."""

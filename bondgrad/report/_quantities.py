@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from bondgrad.report._experiment import Experiment, Line, Run
+from bondgrad.report._experiment import Experiment, Line, Run, conditions
 from bondgrad.report._metrics import FINALS, METRICS, STEP_DEVIATIONS
 
 BEST = "best of "  # before a pattern of names
@@ -140,6 +140,19 @@ def line_name(line: Line) -> str:
     return f"{line.label}, {line.panel}" if line.panel else line.label
 
 
+def refuse_unlike(quantities: list[Quantity], experiments: Mapping[str, Experiment]) -> None:
+    """Check that times which are to be compared were taken alike: on the same machine, eagerly or captured.
+
+    Raises:
+        UnknownError: They were not.
+    """
+    timed = [of for of in quantities if of.metric == "loop_ms"]
+    found = {conditions(run) for of in timed for run in experiments[of.folder].of(of.run) if "loop_ms" in run.finals}
+    if len(found) > 1:
+        names = ", ".join(dict.fromkeys(of.run for of in timed))
+        raise UnknownError(f"the steps of {names} were not timed under the same conditions")
+
+
 def evaluated(of: Expression, experiments: Mapping[str, Experiment]) -> float:
     """The mean of the expression over seeds, paired by seed where both sides have the same seeds.
 
@@ -147,12 +160,15 @@ def evaluated(of: Expression, experiments: Mapping[str, Experiment]) -> float:
         UnknownError: A side is not known.
     """
     left = measured(of.left, experiments)
+    refuse_unlike(of.quantities, experiments)
     if of.right is None:
         return statistics.fmean(left.values())
     right = measured(of.right, experiments)
     if set(left) != set(right):
         left, right = ({0: statistics.fmean(side.values())} for side in (left, right))
     if of.operator == "/":
+        if not all(right.values()):
+            raise UnknownError(f"{of.right.metric} of {of.right.run} is zero")
         return statistics.fmean(left[seed] / right[seed] for seed in left)
     return statistics.fmean(left[seed] - right[seed] for seed in left)
 
@@ -233,7 +249,8 @@ def _gap(run: Run) -> float | None:
 def _roughness(line: Line) -> float:
     """The mean size of second differences, as a share of the line's range."""
     bends = [abs(a - 2 * b + c) for a, b, c in zip(line.y, line.y[1:], line.y[2:], strict=False)]
-    return statistics.fmean(bends) / (max(line.y) - min(line.y))
+    height = max(line.y) - min(line.y)
+    return statistics.fmean(bends) / height if height else 0.0
 
 
 # What a quantity may be: by the end of a run, over its trace of training steps, and of a line that was not trained.

@@ -16,6 +16,7 @@ VERDICTS = {
     "shortened": "shortened",
     "not run": "none",
 }
+SHORT = "Short of the paper's protocol"
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,9 @@ def judge(result: PaperResult, experiments: Mapping[str, Experiment]) -> Verdict
             return judge(result.substitute, experiments)
         return Verdict(result, "not run", f"`bondgrad reproduce {result.experiment}` runs it.", findings)
     if failing := [finding for finding in findings if finding.state == FAILS]:
-        return Verdict(result, "not reproduced", _why(result, failing, experiments), findings)
+        short = [words for words in _missing(result, findings, experiments) if words.startswith(SHORT)]
+        sentences = [_why(result, failing, experiments), *short]
+        return Verdict(result, "not reproduced", " ".join(sentences), findings)
     readings = list(dict.fromkeys(claim.reading for claim in result.claims if claim.reading))
     sentences = [f"Reading of the paper: {'; '.join(readings)}."] if readings else []
     sentences += _found(result, experiments)
@@ -141,7 +144,7 @@ def _missing(result: PaperResult, findings: list[Finding], experiments: Mapping[
             of = label(_only_named(result, experiments[folder]))
             parts += [of.words.removeprefix("shortened: ")] if of.kind == "shortened" else []
     if parts:
-        return [f"Short of the paper's protocol: {'; '.join(parts)}."]
+        return [f"{SHORT}: {'; '.join(parts)}."]
     if still_open := [finding.words for finding in findings if finding.state == OPEN]:
         return [f"{len(still_open)} of {len(findings)} claims are open: {'; '.join(dict.fromkeys(still_open))}."]
     return []
