@@ -116,9 +116,9 @@ def _in_words(one: Compared) -> str:
 
 SECTION = """## Which reading gives the paper's signs?
 
-California Housing at the full protocol, three seeds, one reading for all rows; every one that was tried (three more runs
-of BONDS alone are under [calhouse_readings](#calhouse_readings)). Ours are means over seeds, ± the deviation over single
-steps. Distances are means over the six rows, in points.
+California Housing at the full protocol, three seeds, one reading for all rows; every one that was tried (three more
+runs of BONDS alone are under [calhouse_readings](#calhouse_readings)). Ours are means over seeds, ± the deviation over
+single steps. Distances are means over the six rows, in points.
 [experiments.md](experiments.md#readings) says what each reading means.
 
 By the sum of both distances, of means and of deviations, the closest is {closest}, then {second}. What the library

@@ -12,6 +12,7 @@ from typing import Any
 
 from calibrated_tables import check_power, extra, gaps, gaps_elsewhere, losses, probes
 from experiment_tables import reproduced
+from identity_tables import identity
 from markdown import ROOT, load, source, source_cpu, spread, table
 from reservoir_tables import card, in_the_loop, readings, reservoirs
 from structure_tables import found, late, modular, nen
@@ -223,6 +224,8 @@ DistributedDataParallel alone, they are something else.
 
 {processes}
 
+{identity}
+
 ## How close are steps to the best?
 
 California Housing in a closed loop under noise, uniform on [0, X] on every output; 3 epochs, three seeds; right signs
@@ -323,7 +326,7 @@ with them. Without a reservoir the read-in has eight outputs. The exact gradient
 def rendered() -> dict[Path, str]:
     """The files as they should be."""
     makers = (demo, spsa_search, scales, reductions, step_time, gpu_step, gradient_500, tf32, processes)
-    makers += (card, in_the_loop, readings, reservoirs)
+    makers += (identity, card, in_the_loop, readings, reservoirs)
     makers += (modular, found, late, nen, gaps, gaps_elsewhere, losses, extra, check_power, probes)
     parts = {maker.__name__: maker() for maker in makers}
     return {

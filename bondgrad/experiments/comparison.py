@@ -173,3 +173,8 @@ def deviation(values: list[float]) -> float | None:
     """The standard deviation over single steps, of those that are known."""
     known = [value for value in values if value == value]
     return statistics.pstdev(known) if known else None
+
+
+def column(looks: list[list[float]], name: str) -> list[float]:
+    """One number of every step that was compared."""
+    return [look[LOOK.index(name)] for look in looks]

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from bondgrad._version import __version__
 from bondgrad.experiments import config
-from bondgrad.experiments.comparison import LOOK
+from bondgrad.experiments.comparison import column
 from bondgrad.experiments.trainer import Run
 
 # SPSA has a tenth of the paper's rate, with which it hardly leaves the start here: see benchmarks/spsa_search.py.
@@ -89,7 +89,7 @@ def test_losses(run: Run) -> list[float]:
 def signs(run: Run) -> list[float]:
     """The share of right ones in each step of the epochs that are over, for SPSA at the parameters; none for AD."""
     where = "parameter_sign_accuracy" if method(run) == "SPSA" else "sign_accuracy"
-    return [look[LOOK.index(where)] for look in run.trace]
+    return column(run.trace, where)
 
 
 def summary(runs: list[Run], epochs: int) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import contextlib
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from bondgrad.baselines import SPSA
-from bondgrad.experiments.comparison import LOOK, SIGNS, Comparison, deviation, mean, thinned
+from bondgrad.experiments.comparison import LOOK, SIGNS, Comparison, column, deviation, mean, thinned
 from bondgrad.experiments.compilation import compiled
 from bondgrad.experiments.model import Parts, build, made_policy
+from bondgrad.experiments.repeatability import choose_vector_code, deterministic_convolutions
 from bondgrad.experiments.settings import Settings
 from bondgrad.experiments.task import Task
 from bondgrad.graphs import GraphedStep
@@ -34,7 +35,7 @@ class Run:
     """
 
     def __init__(self, settings: Settings, seed: int, folder: Path, device: torch.device) -> None:
-        _choose_vector_code()
+        choose_vector_code()
         self.settings, self.seed, self.device = settings, seed, device
         self.task = Task(settings, seed, folder, device)
         self.parts: Parts = build(settings, seed, device)
@@ -84,7 +85,7 @@ class Run:
         if timed and on_gpu:
             torch.cuda.synchronize(self.device)
         start = time.perf_counter()
-        with _reproducible():
+        with deterministic_convolutions():
             while taken < n and not (taken and stopped()):
                 self._one(timed, compare=not (timed and on_gpu))
                 taken += 1
@@ -185,7 +186,7 @@ class Run:
                 "train_loss": loss,
                 "test_loss": test_loss,
                 "accuracy": accuracy,
-                **{name: mean(_column(looks, name)) for name in SIGNS},
+                **{name: mean(column(looks, name)) for name in SIGNS},
                 "rate": float(rate),
             }
         )
@@ -289,7 +290,7 @@ class Run:
 
     def record(self) -> dict[str, Any]:
         """What the run has brought so far."""
-        signs = {name: _column(self.trace, name) for name in SIGNS}
+        signs = {name: column(self.trace, name) for name in SIGNS}
         last = self.history[-1] if self.history else {}
         names = ("epoch", "train_loss", "test_loss", "accuracy", "sign_accuracy", "parameter_sign_accuracy", "rate")
         return {
@@ -321,33 +322,6 @@ class Run:
             "curve": {name: [entry[name] for entry in self.history] for name in names},
             "trace": thinned(self.trace) if self.trace else None,
         }
-
-
-def _choose_vector_code() -> None:
-    """Let oneMKL choose the code of its vectorised functions while one thread alone asks for it.
-
-    It chooses in the first call in a process. If two threads make that call at the same time, one of them may run code
-    of low accuracy, once (PyTorch's issue 188792, oneMKL 2024): half of the rows of the first tanh were then off by up
-    to 5e-5. One element is never divided among threads.
-    """
-    torch.tanh(torch.zeros(1))
-
-
-@contextlib.contextmanager
-def _reproducible() -> Iterator[None]:
-    """Convolutions that give the same numbers each time, so that a resumed run is the one that was interrupted."""
-    cudnn = torch.backends.cudnn  # whose `flags` would change the precision of all else, too
-    before = cudnn.deterministic, cudnn.benchmark
-    cudnn.deterministic, cudnn.benchmark = True, False
-    try:
-        yield
-    finally:
-        cudnn.deterministic, cudnn.benchmark = before
-
-
-def _column(looks: list[list[float]], name: str) -> list[float]:
-    """One number of every step that was compared."""
-    return [look[LOOK.index(name)] for look in looks]
 
 
 def _quartiles(values: list[float]) -> list[float] | None:

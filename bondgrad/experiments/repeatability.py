@@ -1,0 +1,28 @@
+"""What it takes for two runs of the same settings to have the same numbers, to the last bit."""
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+
+def choose_vector_code() -> None:
+    """Let oneMKL choose the code of its vectorised functions while one thread alone asks for it.
+
+    It chooses in the first call in a process. If two threads make that call at the same time, one of them may run code
+    of low accuracy, once (PyTorch's issue 188792, oneMKL 2024): half of the rows of the first tanh were then off by up
+    to 5e-5. One element is never divided among threads.
+    """
+    torch.tanh(torch.zeros(1))
+
+
+@contextlib.contextmanager
+def deterministic_convolutions() -> Iterator[None]:
+    """Convolutions that give the same numbers each time, so that a resumed run is the one that was interrupted."""
+    cudnn = torch.backends.cudnn  # whose `flags` would change the precision of all else, too
+    before = cudnn.deterministic, cudnn.benchmark
+    cudnn.deterministic, cudnn.benchmark = True, False
+    try:
+        yield
+    finally:
+        cudnn.deterministic, cudnn.benchmark = before
