@@ -16,7 +16,7 @@ from rich.console import Console
 from bondgrad.report import report_command
 
 ROOT = Path(__file__).parent.parent
-VIEWS = {"summary": 1280, "calhouse": 1280, "calhouse_scaling": 375}  # what of the page is seen, and how wide
+VIEWS = (("summary", 1280), ("calhouse", 1280), ("summary", 375))  # what of the page is seen, and how wide
 HEIGHT = 1700
 
 # The page in a frame, moved up: a window without a screen does not scroll, nor is it ever as narrow as a phone.
@@ -35,7 +35,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         report_command(ROOT / "results", folder, Console())
-        views = [_seen(folder, part, width) for part, width in VIEWS.items()]
+        views = [_seen(folder, part, width) for part, width in VIEWS]
     widths = [view.shape[1] for view in views]
     figure = Figure(figsize=(sum(widths) / 160, HEIGHT / 160), facecolor="#888888", layout="constrained")
     for axes, view in zip(figure.subplots(1, len(views), width_ratios=widths), views, strict=True):

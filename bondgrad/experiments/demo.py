@@ -53,7 +53,7 @@ def demo_runs(seed: int, epochs: int) -> list[Run]:
     """The paper's experiment, one run for each method."""
     paper = config.load(config.PAPER / "calhouse.yaml").only(RUNS)
     here = torch.device("cpu")
-    return [Run(replace(settings, epochs=epochs), seed, Path(), here) for settings in paper.runs]
+    return [Run(replace(settings, epochs=epochs, measure_every=1), seed, Path(), here) for settings in paper.runs]
 
 
 def train_side_by_side(runs: list[Run], console: Console) -> None:
