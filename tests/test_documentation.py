@@ -6,6 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
+
+from bondgrad.experiments import config
 
 ROOT = Path(__file__).parent.parent
 README, PYTORCH, STRUCTURE, PROBE, STEPS, RESERVOIRS = (
@@ -29,6 +32,17 @@ def test_the_code_in_the_documents_runs():
 
 def test_the_figures_are_those_of_the_results():
     subprocess.run([sys.executable, "benchmarks/tables.py", "--check"], cwd=ROOT, check=True)
+
+
+@pytest.mark.parametrize("name", sorted(path.parent.name for path in ROOT.glob("results/*/config.yaml")))
+def test_results_show_what_the_experiment_s_file_says(name):
+    """If not: python benchmarks/refresh.py."""
+    saved = yaml.safe_load((ROOT / "results" / name / "config.yaml").read_text())
+    file = config.load(config.PAPER / f"{name}.yaml").as_dict()
+    assert {key: saved.get(key) for key in (*config.SHOWN, "planned")} == {
+        key: file.get(key) for key in (*config.SHOWN, "planned")
+    }
+    assert set(saved["runs"]) == set(file["runs"])
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("examples/*.py")), ids=lambda path: path.stem)
