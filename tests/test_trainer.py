@@ -285,7 +285,8 @@ def test_time_is_measured_without_the_measuring(monkeypatch):
 @pytest.mark.filterwarnings("ignore")  # of torch itself, while it compiles
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
 def test_compiled_networks_learn_the_same(tmp_path, monkeypatch):
-    monkeypatch.delenv(compilation.CACHE, raising=False)
+    monkeypatch.setenv(compilation.CACHE, "")  # so that it is put back in the end
+    monkeypatch.delenv(compilation.CACHE)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     settings = replace(HOUSING, compile=True)
     first = start(settings)
