@@ -29,7 +29,7 @@ def small(tmp_path):
 
 def shrunk(settings):
     """The same with networks that take no time."""
-    changes = {"batch": 4, "steps": 1, "epochs": 1, "measure_every": 1}
+    changes = {"batch": 4, "steps": 1, "epochs": 1, "measure_every": 1, "compile": False}
     if settings.read_in["kind"] == "densenet":
         changes["read_in"] = settings.read_in | {"depth": 10, "growth": 4}
     return changes
