@@ -89,7 +89,7 @@ def test_a_reading_is_named(made):
 
 def test_what_was_not_run_is_not_reproduced(made):
     verdict = verdict_on(made, TRUE, experiment="elsewhere")
-    assert (verdict.kind, verdict.checked) == ("not run", "1 claims, all open")
+    assert (verdict.kind, verdict.checked) == ("not run", "1 claim, open")
     assert "`bondgrad reproduce elsewhere`" in verdict.sentence
 
 
@@ -130,12 +130,44 @@ def test_the_end_of_training_is_not_known_before_it(tmp_path, claim, change):
             "parameter_sign_accuracy of NFN BOND was not",
         ),
         ({"value": "AD|loop_ms|ablations", "range": [0, 100]}, "ablations was not run"),
+        ({"value": "NFN BOND|loop_ms / AD|loop_ms|ablations", "range": [0, 100]}, "ablations was not run"),
     ],
 )
 def test_what_is_not_known_is_open(made, claim, says):
     verdict = verdict_on(made, TRUE, {"says": "It is so.", **claim})
     assert (verdict.findings[1].state, verdict.kind) == (OPEN, "shortened")
     assert f"1 of 2 claims are open: {says}" in verdict.sentence
+
+
+@pytest.mark.parametrize("claim", [{"above": "NFN AD|loop_ms"}, {"range": [1, None]}])
+@pytest.mark.parametrize("change", [{"gpu": "another"}, {"graph": True}, {"compiled": True}, {"precision": "bfloat16"}])
+def test_times_are_compared_only_if_taken_alike(tmp_path, claim, change):
+    value = "NFN BOND|loop_ms" if "above" in claim else "NFN BOND|loop_ms / NFN AD|loop_ms"
+    config, found = calhouse()
+    slower = {"says": "It takes longer.", "value": value, **claim}
+    alike = experiments_of(tmp_path / "alike", calhouse=(config, found))
+    assert verdict_on(alike, slower).findings[0].state == HOLDS
+    for each in found["runs"]:
+        each.update(change if each["run"] == "NFN BOND" else {})
+    unlike = experiments_of(tmp_path / "unlike", calhouse=(config, found))
+    finding = verdict_on(unlike, slower).findings[0]
+    assert (finding.state, "not timed under the same conditions" in finding.words) == (OPEN, True)
+
+
+def test_what_does_not_hold_of_a_shortened_run_says_that_it_was_shortened(tmp_path):
+    config, found = calhouse()
+    for each in found["runs"]:
+        each.update({"epochs": 8, "epochs_run": 8})
+    made = experiments_of(tmp_path, calhouse=(config, found))
+    wrong = {
+        "says": "Signs are wrong.",
+        "value": "NFN BOND|sign_accuracy",
+        "range": [None, 50],
+        "because": "They are right.",
+    }
+    verdict = verdict_on(made, wrong)
+    assert verdict.kind == "not reproduced"
+    assert verdict.sentence.startswith("They are right. Short of the paper's protocol: 8 of 100 epochs")
 
 
 def test_a_failed_run_says_nothing(tmp_path):

@@ -10,8 +10,8 @@ def choose_vector_code() -> None:
     """Let oneMKL choose the code of its vectorised functions while one thread alone asks for it.
 
     It chooses in the first call in a process. If two threads make that call at the same time, one of them may run code
-    of low accuracy, once (PyTorch's issue 188792, oneMKL 2024): half of the rows of the first tanh were then off by up
-    to 5e-5. One element is never divided among threads.
+    of low accuracy for its part of the tensor, once (PyTorch's issue 188792, oneMKL 2024; benchmarks/first_calls.py
+    counts how often). One element is never divided among threads.
     """
     torch.tanh(torch.zeros(1))
 

@@ -90,7 +90,7 @@ class Gradient:
         """The option of the reading, if there is one, that changes nothing here, with what it would need."""
         reading = self.reading
         if self.method != "BONDS" and (reading.bonds, reading.mean) != ("contracted", "weighted"):
-            return f"bonds and mean are readings of BONDS, not of {self.method}"
+            return f"bonds and mean are readings of BONDS, not of {self.method}: leave them out"
         if reading.normalize == "before" and not (self.normalize_rows and self.method in ("BOND", "BONDS")):
             return "normalize: before needs normalize_rows: true, and BOND or BONDS"
         if reading.eta == "scheduled" and (self.policy.get("bounds") != "adam" or "eta" in self.policy):

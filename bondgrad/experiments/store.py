@@ -9,6 +9,7 @@ FOLDER/runs/RUN-SEED.lock      held by the process that is at work on it
 """
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -103,14 +104,34 @@ class Store:
         Returns:
             Where it came from, in words; None if there is none.
         """
-        for path in sorted(self.folder.resolve().parent.glob("*/results.json")):
-            record = _same_run(path, self.experiment.name, settings, seed)
-            if record is not None and (record["trace"] or not self._traced(settings.run)):
-                source = f"{path.parent.name}, {record['run']}"
-                own = {"run": settings.run, "at": settings.at, "settings": settings.as_dict(), "same_as": source}
+        how = settings.as_dict()
+        for folder, record in self._of_others:
+            # Only what is alike at a glance is worth a closer look: a sweep has hundreds of runs.
+            alike = (record["seed"], record["method"], record["epochs"]) == (
+                seed,
+                settings.gradient.method,
+                settings.epochs,
+            )
+            if not alike or record["fingerprint"] != fingerprint(how | {"run": record["run"], "at": record["at"]}):
+                continue
+            if record["trace"] or not self._traced(settings.run):
+                source = f"{folder}, {record['run']}"
+                own = {"run": settings.run, "at": settings.at, "settings": how, "same_as": source}
                 _write(self.path(settings.run, seed, "json"), json.dumps(record | own, indent=1) + "\n")
                 return source
         return None
+
+    @functools.cached_property
+    def _of_others(self) -> list[tuple[str, dict[str, Any]]]:
+        """The finished runs of experiments of another name in the folders beside this one, each with its folder."""
+        found = []
+        for path in sorted(self.folder.resolve().parent.glob("*/results.json")):
+            with contextlib.suppress(ValueError):  # whatever is wrong with a file is no concern of this experiment
+                results = _read(path, "name", "runs")
+                if results["name"] != self.experiment.name:
+                    done = [r for r in results["runs"] if r["epochs_run"] == r["epochs"] and r["failed"] is None]
+                    found += [(path.parent.name, record) for record in done]
+        return found
 
     def lock(self, run: str, seed: int) -> bool:
         """Keep other commands away from a run, until `close` or for as long as this process lives; False: one has it.
@@ -252,28 +273,6 @@ def slug(name: str) -> str:
 def fingerprint(settings: dict[str, Any]) -> str:
     """Of a run's settings: the same for the same, in whichever order they come."""
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _same_run(results: Path, name: str, settings: Settings, seed: int) -> dict[str, Any] | None:
-    """The record of a finished run with these settings, whatever its name, of an experiment of another name."""
-    try:
-        other = load(results.parent / "config.yaml")
-        records = _read(results, "runs")["runs"]
-    except ValueError:  # whatever is wrong with them is no concern of this experiment
-        return None
-    if other.name == name:
-        return None
-    same = {run.run: fingerprint(run.as_dict()) for run in other.runs if _training(run) == _training(settings)}
-    for record in records:
-        finished = record["epochs_run"] == record["epochs"] and record["failed"] is None
-        if finished and record["seed"] == seed and same.get(record["run"]) == record["fingerprint"]:
-            return dict(record)
-    return None
-
-
-def _training(settings: Settings) -> dict[str, Any]:
-    """What decides how a run goes: all but its name and its place in a grid."""
-    return {name: value for name, value in settings.as_dict().items() if name not in ("run", "at")}
 
 
 def _same(there: dict[str, Any], here: dict[str, Any], path: Path) -> None:

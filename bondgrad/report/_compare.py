@@ -4,13 +4,13 @@ import statistics
 from dataclasses import dataclass
 
 from bondgrad.report._experiment import Experiment, Row, Run, Table, Value, conditions
-from bondgrad.report._metrics import METRICS, STEP_DEVIATIONS, Metric
+from bondgrad.report._metrics import METRICS, SIGNS, STEP_DEVIATIONS, Metric
 
 NOTHING = "-"
 NOT_RUN = "not run"
 FAILED = "failed"
 # What a run has only if it went through.
-OUTCOMES = ("test_loss", "accuracy", "gain", "paired_difference", "sign_accuracy", "parameter_sign_accuracy")
+OUTCOMES = ("test_loss", "accuracy", "gain", "paired_difference", *SIGNS)
 
 
 @dataclass(frozen=True)

@@ -160,10 +160,10 @@ def evaluated(of: Expression, experiments: Mapping[str, Experiment]) -> float:
         UnknownError: A side is not known.
     """
     left = measured(of.left, experiments)
-    refuse_unlike(of.quantities, experiments)
     if of.right is None:
         return statistics.fmean(left.values())
     right = measured(of.right, experiments)
+    refuse_unlike(of.quantities, experiments)
     if set(left) != set(right):
         left, right = ({0: statistics.fmean(side.values())} for side in (left, right))
     if of.operator == "/":

@@ -53,7 +53,7 @@ class Verdict:
         """How many claims hold, in words."""
         states = [finding.state for finding in self.findings]
         if states.count(OPEN) == len(states):
-            return f"{len(states)} claims, all open"
+            return f"{len(states)} claims, all open" if len(states) > 1 else "1 claim, open"
         counts = f"{states.count(HOLDS)} of {len(states)} claims hold"
         return f"{counts}, {states.count(OPEN)} open" if OPEN in states else counts
 
