@@ -25,7 +25,7 @@ call out. First calls are made without it unless "after one element" is said.
 
 On a GPU the cause was the first replay of a captured step: when a capture begins, torch sets the offset of the graph's
 random numbers on the capturing stream, and the first replay sets it on the current one. Nothing ordered the two, so the
-first replay could have the random numbers of another step. In `bondgrad/graphs.py` the current stream now waits for the
+first replay could have the random numbers of another step. In `bondgrad/torch_support/_graphs.py` the current stream now waits for the
 capturing one. The campaign for it, captured runs beside eager ones, is
 `python benchmarks/bit_identity.py --device cuda --processes 8 --at-once 8 --epochs 1`.
 

@@ -14,7 +14,7 @@ import torch
 from record import save
 
 # Whether the documents say what results/ says, of which this is about to write a part.
-FIGURES = "tests/test_documentation.py::test_the_figures_are_those_of_the_results"
+FIGURES = "tests/docs/test_documentation.py::test_the_figures_are_those_of_the_results"
 
 
 class Outcomes:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bondgrad.experiments.trainer import Run
-from bondgrad.graphs import GraphedStep
+from bondgrad.torch_support._graphs import GraphedStep
 
 Layout = tuple[str, ...]  # names of what a step computed, in order
 

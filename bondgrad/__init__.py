@@ -1,15 +1,15 @@
 """Train neural networks through functions that have no gradient."""
 
 from bondgrad import baselines, estimators, evaluators, policies, structure
-from bondgrad._trace import Stats, Step
 from bondgrad._version import __version__
 from bondgrad.box import BlackBox
 from bondgrad.checking._check import Check, check
 from bondgrad.errors import BoxError
 from bondgrad.estimators import Central, Forward, Simultaneous
-from bondgrad.graphs import GraphedStep
 from bondgrad.metrics import TensorBoard, sign_accuracy
 from bondgrad.probing import Report, probe
+from bondgrad.step._trace import Stats, Step
+from bondgrad.torch_support._graphs import GraphedStep
 
 __all__ = [
     "BlackBox",

@@ -10,26 +10,26 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from bondgrad import _arguments as arguments
-from bondgrad import _operators as operators
-from bondgrad._bridge import attach, check_tangent
-from bondgrad._checkpoint import Answers
-from bondgrad._forward import evaluate
-from bondgrad._function import RowFunction, describe, freeze
-from bondgrad._gradient import Circumstances, differentiate
-from bondgrad._health import Health
-from bondgrad._memory import Carried, find_memory
-from bondgrad._precision import arithmetic, autocast_dtype
-from bondgrad._state import PolicyState
-from bondgrad._trace import Stats, Step, Trace
-from bondgrad._trials import half_width, standard_error, trial_due
+from bondgrad.calling import _arguments as arguments
+from bondgrad.calling._function import RowFunction, describe, freeze
+from bondgrad.calling._memory import Carried, find_memory
 from bondgrad.errors import BoxError
 from bondgrad.estimators import Central, Estimator, Forward, Simultaneous
 from bondgrad.evaluators import Evaluator, Local
 from bondgrad.policies import Bond, Calibrated, Policy
+from bondgrad.step._backward import Circumstances, differentiate
+from bondgrad.step._forward import evaluate
+from bondgrad.step._health import Health
+from bondgrad.step._state import PolicyState
+from bondgrad.step._trace import Stats, Step, Trace
+from bondgrad.step._trials import half_width, standard_error, trial_due
 from bondgrad.structure import Structure
-from bondgrad.structure._findings import Findings, Unknown
 from bondgrad.structure._resolve import resolve
+from bondgrad.structure.discovery._tracker import Findings, Unknown
+from bondgrad.torch_support import _operators as operators
+from bondgrad.torch_support._bridge import attach, check_tangent
+from bondgrad.torch_support._checkpoint import Answers
+from bondgrad.torch_support._precision import arithmetic, autocast_dtype
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from bondgrad._trace import Step
     from bondgrad.box import BlackBox
+    from bondgrad.step._trace import Step
 
 
 def sign_accuracy(g: Tensor, reference: Tensor) -> Tensor:

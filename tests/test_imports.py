@@ -8,8 +8,8 @@ from pathlib import Path
 import bondgrad
 
 PACKAGE = Path(bondgrad.__file__).parent
-LIBRARY = {"graphs", "box", "policies", "estimators", "structure", "evaluators", "probing", "baselines", "testing"}
-LIBRARY |= {"metrics", "errors", "checking"}  # beside private modules, whose names start with _
+LIBRARY = {"box", "policies", "estimators", "structure", "evaluators", "probing", "baselines", "testing", "metrics"}
+LIBRARY |= {"errors", "checking", "calling", "step", "torch_support", "measuring"}
 EXTRAS = ("typer", "rich", "matplotlib", "yaml", "safetensors", "networkx", "tensorboard", "pytest", "hypothesis")
 
 

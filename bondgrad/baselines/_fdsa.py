@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bondgrad._arguments import positive_float
 from bondgrad.baselines._perturb import Closure, checked_parameters, restored
+from bondgrad.calling._arguments import positive_float
 
 
 class FDSA:

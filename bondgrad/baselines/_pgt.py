@@ -5,9 +5,9 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from bondgrad._arguments import positive_float, positive_int
-from bondgrad._random import Generators
 from bondgrad.baselines._perturb import Closure, checked_parameters, fill_simultaneously
+from bondgrad.calling._arguments import positive_float, positive_int
+from bondgrad.torch_support._random import Generators
 
 
 class PGT:

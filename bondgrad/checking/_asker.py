@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bondgrad._function import in_eval_mode
-from bondgrad._random import Generators
-from bondgrad._state import PolicyState
-from bondgrad._trace import Trace
-from bondgrad._trials import FIRST_ROWS
 from bondgrad.box import BlackBox
+from bondgrad.calling._function import in_eval_mode
+from bondgrad.measuring._no_trace import no_trace
 from bondgrad.policies._calibrated import MORE, RUNGS
-from bondgrad.probing._traces import no_trace
+from bondgrad.step._state import PolicyState
+from bondgrad.step._trace import Trace
+from bondgrad.step._trials import FIRST_ROWS
+from bondgrad.torch_support._random import Generators
 
 
 class Asker:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from bondgrad import _arguments as arguments
+from bondgrad.calling import _arguments as arguments
 from bondgrad.checking._asker import Asker
 from bondgrad.checking._diagnosis import HUGE, percent, problems, weak
 from bondgrad.checking._finite import not_finite

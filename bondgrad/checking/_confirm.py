@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from bondgrad.checking._judge import AMPLIFIED, Evidence, Measured, judge, kinks
-from bondgrad.checking._statistics import mean
+from bondgrad.measuring._statistics import mean
 
 SHORTER = 1 / 2, 1 / 8  # steps, for the second measurement: at most and at least
 SHOWN = 8.0  # standard deviations of which the error of a single entry is to be in the second, if possible

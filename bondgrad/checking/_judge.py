@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from bondgrad.checking._slopes import JITTER, SHORTEST
-from bondgrad.checking._statistics import FALSE_ALARM, LOOKS, freedom, mean, quantile, student
+from bondgrad.measuring._statistics import FALSE_ALARM, LOOKS, freedom, mean, quantile, student
 
 WEAK = 0.01  # of the typical effect: what an input is measured by that has less, and less than can be seen
 SURE = 4  # times smaller than it seems may the remaining error of a slope be at least; in theory it is 15 times

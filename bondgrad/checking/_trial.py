@@ -8,7 +8,7 @@ from torch import Tensor
 from bondgrad.checking._confirm import confirm, shorter_steps
 from bondgrad.checking._judge import AMPLIFIED, SEEN, Evidence, Measured, has_kinks, judge
 from bondgrad.checking._slopes import Slopes
-from bondgrad.checking._statistics import LOOKS, mean
+from bondgrad.measuring._statistics import LOOKS, mean
 
 COPIES = 4  # of every measurement, to begin with
 GRADIENTS = 8  # to begin with; they may scatter between two values, as those of forward differences do

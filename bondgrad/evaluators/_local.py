@@ -8,8 +8,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from bondgrad._arguments import positive_int
-from bondgrad._function import is_out_of_memory
+from bondgrad.calling._arguments import positive_int
+from bondgrad.calling._function import is_out_of_memory
 from bondgrad.errors import BoxError
 from bondgrad.evaluators._evaluator import Answer, Evaluator, Function
 

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bondgrad._precision import arithmetic
-from bondgrad._trace import Step
 from bondgrad.experiments.model import Parts
 from bondgrad.metrics import exact_vjp, sign_accuracy
+from bondgrad.step._trace import Step
+from bondgrad.torch_support._precision import arithmetic
 
 # Ways to count the right signs of a step. The paper does not say which is its own.
 SIGNS = (

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from bondgrad._version import __version__
 from bondgrad.experiments.interrupt import interrupts
-from bondgrad.graphs import GraphedStep
 from bondgrad.reservoirs import QuantumDotArray
 from bondgrad.reservoirs._rockmelon import Learnt
+from bondgrad.torch_support._graphs import GraphedStep
 
 HELD_OUT = 20_000  # readings that are not learnt from
 SAVE_EVERY = 30.0  # seconds

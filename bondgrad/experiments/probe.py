@@ -21,8 +21,8 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from bondgrad._arguments import Limits, checked_seed
-from bondgrad._function import from_numpy
+from bondgrad.calling._arguments import Limits, checked_seed
+from bondgrad.calling._function import from_numpy
 from bondgrad.errors import BoxError
 from bondgrad.probing import Report, Session
 from bondgrad.probing._report import BATCH, STEPS

@@ -18,7 +18,7 @@ from bondgrad.experiments.model import Parts, build, made_policy
 from bondgrad.experiments.repeatability import choose_vector_code, deterministic_convolutions
 from bondgrad.experiments.settings import Settings
 from bondgrad.experiments.task import Task
-from bondgrad.graphs import GraphedStep
+from bondgrad.torch_support._graphs import GraphedStep
 
 
 class Run:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Literal, get_args
 import torch
 from torch import Tensor
 
-from bondgrad._arguments import positive_float
-from bondgrad._device import look_is_free
+from bondgrad.calling._arguments import positive_float
 from bondgrad.policies._policy import Batch, Policy, State, Steps
 from bondgrad.policies._trial import Trial
+from bondgrad.torch_support._device import look_is_free
 
 if TYPE_CHECKING:
     from bondgrad.estimators import Estimator

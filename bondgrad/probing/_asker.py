@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bondgrad._arguments import Limits
-from bondgrad._function import RowFunction, is_out_of_memory, keeper
+from bondgrad.calling._arguments import Limits
+from bondgrad.calling._function import RowFunction, is_out_of_memory, keeper
 from bondgrad.errors import BoxError
 
 PORTION = 512  # most rows in a call, other than to see how fast large calls are

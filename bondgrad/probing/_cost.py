@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bondgrad._trials import ROWS
 from bondgrad.policies import Calibrated
+from bondgrad.step._trials import ROWS
 
 if TYPE_CHECKING:
     from bondgrad.probing._report import Report

@@ -8,8 +8,8 @@ from torch import Tensor
 from bondgrad.probing._asker import Asker, LeftOut
 from bondgrad.probing._words import percent
 from bondgrad.structure import colour
-from bondgrad.structure._detect import POINTS, REPEATS, find_dependencies
-from bondgrad.structure._scene import ROUNDING, Scene
+from bondgrad.structure.discovery._detect import POINTS, REPEATS, find_dependencies
+from bondgrad.structure.discovery._search_batch import ROUNDING, Scene
 
 COARSE = 0.4  # the same of steps between answers
 NOISY = 0.03  # standard deviation over the spread of the outputs, beyond which too much would be missed

@@ -5,7 +5,7 @@ import time
 import torch
 from torch import Tensor
 
-from bondgrad._function import is_out_of_memory
+from bondgrad.calling._function import is_out_of_memory
 from bondgrad.errors import BoxError
 from bondgrad.probing._asker import AGAIN, COMPANY, Asker, LeftOut
 

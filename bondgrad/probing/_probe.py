@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from bondgrad import _arguments as arguments
-from bondgrad._function import RowFunction
-from bondgrad._precision import all_of, arithmetic, autocast_dtype
+from bondgrad.calling import _arguments as arguments
+from bondgrad.calling._function import RowFunction
+from bondgrad.measuring._no_trace import no_trace
 from bondgrad.probing._asker import Asker, LeftOut
 from bondgrad.probing._company import measure_company
 from bondgrad.probing._dependence import measure_dependence
@@ -26,7 +26,7 @@ from bondgrad.probing._sensitivity import measure_sensitivity
 from bondgrad.probing._smoothness import measure_smoothness
 from bondgrad.probing._speed import measure_speed
 from bondgrad.probing._steps import measure_steps
-from bondgrad.probing._traces import no_trace
+from bondgrad.torch_support._precision import all_of, arithmetic, autocast_dtype
 
 T = TypeVar("T")
 BUDGET = 20_000  # evaluations

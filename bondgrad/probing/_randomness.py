@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bondgrad._function import in_eval_mode
+from bondgrad.calling._function import in_eval_mode
 from bondgrad.errors import BoxError
+from bondgrad.measuring._no_trace import RandomStates
 from bondgrad.probing._asker import Asker, LeftOut
-from bondgrad.probing._traces import RandomStates
 from bondgrad.probing._words import percent
 
 ROWS, REPEATS = 16, 16

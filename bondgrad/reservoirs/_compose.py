@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bondgrad._arguments import positive_float, positive_int
-from bondgrad._random import Generators
+from bondgrad.calling._arguments import positive_float, positive_int
 from bondgrad.reservoirs._reservoir import Reservoir, part
 from bondgrad.structure import Blocks
+from bondgrad.torch_support._random import Generators
 
 
 class Tile(Reservoir):

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bondgrad._arguments import Limits, not_negative, positive_float
-from bondgrad._random import Generators
+from bondgrad.calling._arguments import Limits, not_negative, positive_float
 from bondgrad.reservoirs._reservoir import Reservoir, part
+from bondgrad.torch_support._random import Generators
 
 
 class Instrument(Reservoir):

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from bondgrad.structure._colouring import colour as colour_of
 from bondgrad.structure._colouring import lower_bound
-from bondgrad.structure._detect import Detection
 from bondgrad.structure._structure import Pattern, as_pattern
+from bondgrad.structure.discovery._detect import Detection
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
-from bondgrad.structure._detect import Detection
-from bondgrad.structure._findings import AutoHorizon, AutoPattern, Unknown
 from bondgrad.structure._sequence import Sequence
 from bondgrad.structure._structure import Dense, Pattern, Structure, as_pattern
+from bondgrad.structure.discovery._detect import Detection
+from bondgrad.structure.discovery._tracker import AutoHorizon, AutoPattern, Unknown
 
 
 def resolve(structure: Any, fn: Callable[..., Any]) -> Structure | Unknown:  # noqa: ANN401

@@ -15,12 +15,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bondgrad._trials import trial_due
 from bondgrad.box import BlackBox
 from bondgrad.estimators import Estimator
 from bondgrad.evaluators import Local
 from bondgrad.policies import Batch, First, Policy, State, Steps
 from bondgrad.policies import Trial as PolicyTrial
+from bondgrad.step._trials import trial_due
 from bondgrad.testing.boxes import Cubes, ExactBox, Linear, Quadratic, Sparse, TanhNetwork, Waves
 
 # Largest relative error of a gradient from small steps, by dtype and order of accuracy. In float32 it is rounding that

@@ -1,0 +1,321 @@
+"""The user's function, called with the arrays it understands, and its answer checked."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from bondgrad.calling._signature import Interface, find_interfaces, seed_position
+from bondgrad.errors import BoxError
+
+CPU = torch.device("cpu")
+ANNOTATE = "If it expects numpy arrays, or tensors, annotate its first parameter so (x: np.ndarray, x: torch.Tensor)."
+
+
+class RowFunction:
+    """Calls fn on rows of tensors, whether it is written for torch or for numpy, and counts what that costs.
+
+    An nn.Module takes tensors, and an annotation of the first parameter is believed. Otherwise the libraries that the
+    code names tell which of the two to try first; the other is tried if the first call raises what a wrong type does.
+
+    Args:
+        fn: The user's function.
+        out_features: Width of its answers. None: learnt from the first.
+        time_features: Its inputs per time step, for a function of sequences: their rows are [T·time_features] here, and
+            [T, time_features] to the function. None: it is one of rows.
+        memory: The form of its state, for a function fn(x, state, *context) -> (y, state). The tensors of the state are
+            the last of the rows that it is given here.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        out_features: int | None,
+        time_features: int | None = None,
+        memory: "Form | None" = None,
+    ) -> None:
+        self.fn = fn
+        self.time_features, self.memory = time_features, memory
+        self.out_features = out_features  # None until the first answer
+        self.interfaces = find_interfaces(fn)  # to be tried in this order; one, once it is known
+        self.seed: int | None = None  # of the next calls; None: the function takes none
+        self.seed_position = seed_position(fn)
+        self.rounding = 0.0  # of the answers, in their own precision
+        self.dtype = torch.float32  # of the answers, if it is not that of the rows
+        # Where a module keeps its parameters and buffers: dictionaries and keys, since the tensors may be replaced.
+        modules = list(fn.modules()) if isinstance(fn, nn.Module) else []
+        parameters, buffers = entries([m._parameters for m in modules]), entries([m._buffers for m in modules])
+        self._tensors, self._n_parameters = parameters + buffers, len(parameters)
+        self.calls = 0
+        self.evaluations = 0
+        self.seconds = 0.0
+
+    def __call__(self, points: Tensor, *rows: Tensor) -> Tensor:
+        """Evaluate points [N, d], with what else there is in rows. Returns [N, d_out] on the device of points.
+
+        It may be in memory that belongs to fn.
+        """
+        answer = self._answer(points, rows)
+        return self._as_rows(answer if self.memory is None else self._split(answer)[0], points)
+
+    def advance(self, points: Tensor, *rows: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """As a call, of a function with memory; also returns its new state, [N, ...] each."""
+        answer, state = self._split(self._answer(points, rows))
+        return self._as_rows(answer, points), self._checked_state(state, points)
+
+    def _as_rows(self, answer: object, points: Tensor) -> Tensor:
+        as_expected = (
+            type(answer) is Tensor
+            and answer.shape == self._shape(points)
+            and answer.dtype == points.dtype
+            and answer.device == points.device
+            and answer.layout == torch.strided
+            and not answer.requires_grad
+        )
+        y: Tensor = answer if as_expected else self._checked(answer, points)  # type: ignore[assignment]
+        return y if self.time_features is None else y.flatten(1)
+
+    def _shape(self, points: Tensor) -> tuple[int | None, ...]:
+        """Of the answer; None where it is not known yet."""
+        if self.time_features is None:
+            return points.shape[0], self.out_features
+        return points.shape[0], points.shape[1] // self.time_features, self.out_features
+
+    def _split(self, answer: object) -> tuple[object, object]:
+        """The answer of a function with memory, and its state."""
+        if not isinstance(answer, (tuple, list)) or len(answer) != 2:
+            raise BoxError(
+                f"the box {describe(self.fn)} has a state, so it must return a pair (y, state), got "
+                f"{type(answer).__name__}"
+            )
+        return answer[0], answer[1]
+
+    def _checked_state(self, state: object, points: Tensor) -> tuple[Tensor, ...]:
+        assert self.memory is not None
+        try:
+            leaves = self.memory.spec.flatten_up_to(state)
+            tensors = [state_tensor(t) for t in leaves]
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise BoxError(
+                f"the box {describe(self.fn)} must return a state of the form it was given, of tensors or arrays: "
+                f"{error}"
+            ) from error
+        if any(t.ndim == 0 or t.shape[0] != points.shape[0] for t in tensors):
+            raise BoxError(
+                f"the box {describe(self.fn)} must return a state with one entry per row first, "
+                f"[{points.shape[0]}, ...], got {[list(t.shape) for t in tensors]}"
+            )
+        return tuple(t.detach().to(points.device) for t in tensors)
+
+    @contextlib.contextmanager
+    def learning(self) -> Iterator[None]:
+        """What a call that fails may have taught about the function is forgotten."""
+        known = self.out_features, self.interfaces
+        try:
+            yield
+        except BaseException:
+            self.out_features, self.interfaces = known
+            raise
+
+    def home(self, device: torch.device) -> torch.device:
+        """Where the function works, given that its rows come from `device`: they are best made there."""
+        if self.interfaces == ("numpy",):
+            return CPU
+        for tensors, name in self._tensors:
+            if tensors.get(name) is not None:
+                home: torch.device = tensors[name].device
+                return home
+        return device
+
+    def parameters(self) -> list[Tensor | None]:
+        """Those that a module works with at this moment."""
+        return [tensors.get(name) for tensors, name in self._tensors[: self._n_parameters]]
+
+    def check_parameters(self, before: list[Tensor | None]) -> None:
+        """Refuse to go on with others than those of the forward pass: those that `functional_call` gave are gone."""
+        now = self.parameters()
+        try:
+            same = len(before) == len(now) and all(
+                a is b or (a is not None and b is not None and torch.equal(a, b))
+                for a, b in zip(before, now, strict=True)
+            )
+        except RuntimeError:  # of a transform that is over, or not to be compared
+            same = False
+        if not same:
+            raise BoxError(
+                f"the parameters of the box {describe(self.fn)} are not those of the forward pass any more: leave them "
+                "out of what functional_call replaces"
+            )
+
+    def replaced(self, fn: Callable[..., Any]) -> "RowFunction":
+        """Another function in the place of this one, with the counters going on."""
+        other = RowFunction(fn, self.out_features, self.time_features, self.memory)
+        other.calls, other.evaluations, other.seconds = self.calls, self.evaluations, self.seconds
+        return other
+
+    def _answer(self, points: Tensor, rows: tuple[Tensor, ...]) -> object:
+        start = time.perf_counter()
+        try:
+            if len(self.interfaces) == 1:
+                return self._call(self.interfaces[0], points, rows)
+            first, second = self.interfaces
+            owner: Any = keeper(self.fn)
+            before = None if owner is None else owner.snapshot()
+            try:
+                answer = self._call(first, points.clone(), tuple(t.clone() for t in rows))
+            except (TypeError, AttributeError, ValueError):
+                if owner is not None:
+                    owner.restore(before)
+                answer = self._call(second, points, rows)
+                first = second
+            self.interfaces = (first,)
+            return answer
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            first_try = error.__context__ if len(self.interfaces) == 2 else None  # with the other kind of array
+            also = "" if first_try is None else f" (and, tried otherwise, {type(first_try).__name__}: {first_try})"
+            hint = "" if isinstance(self.fn, nn.Module) else f" {ANNOTATE}"
+            hint += "" if self.memory is None else " It is called as fn(x, state, *context)."
+            raise BoxError(
+                f"the box {describe(self.fn)} raised {type(error).__name__} on {self._words(points)}: {error}{also}. "
+                f"Call it yourself on an array of that shape to see why.{hint}"
+            ) from error
+        finally:
+            self.seconds += time.perf_counter() - start
+
+    def _words(self, points: Tensor) -> str:
+        """What the function is given."""
+        n, width = points.shape
+        d = self.time_features or width
+        what = f"{n} rows of" if self.time_features is None else f"{n} sequences of {width // d} x"
+        return f"{what} {d} inputs, {points.dtype}" + ("" if self.memory is None else ", and a state")
+
+    def _call(self, interface: Interface, points: Tensor, rows: tuple[Tensor, ...]) -> object:
+        self.calls += 1
+        self.evaluations += points.shape[0]
+        x = points if self.time_features is None else points.view(len(points), -1, self.time_features)
+        arrays: list[Any] = [x, *rows] if interface == "torch" else [t.cpu().numpy() for t in (x, *rows)]
+        if self.memory is not None:
+            first = len(arrays) - self.memory.spec.num_leaves
+            arrays = [arrays[0], tree_unflatten(arrays[first:], self.memory.spec), *arrays[1:first]]
+        if self.seed is None or (self.seed_position or 0) < len(arrays):  # a context stands there
+            return self.fn(*arrays)
+        return self.fn(*arrays, seed=self.seed)
+
+    def _checked(self, answer: object, points: Tensor) -> Tensor:
+        name = describe(self.fn)
+        if isinstance(answer, np.ndarray) and answer.dtype.kind in "fiub":
+            answer = from_numpy(answer)
+        if not isinstance(answer, Tensor):
+            kind = f"an array of {answer.dtype}" if isinstance(answer, np.ndarray) else type(answer).__name__
+            raise BoxError(f"the box {name} must return a real torch tensor or numpy array, got {kind}. {ANNOTATE}")
+        if answer.layout != torch.strided:
+            raise BoxError(f"the box {name} must return a dense tensor, got {answer.layout}: call y.to_dense()")
+        if answer.dtype.is_complex:
+            raise BoxError(f"the box {name} returned complex numbers; return real and imaginary parts as two outputs")
+        *lead, width = self._shape(points)
+        expected = f"[{', '.join(map(str, lead))}, {'out_features' if width is None else width}]"
+        if list(answer.shape[:-1]) != lead or answer.ndim != len(lead) + 1 or answer.shape[-1] == 0:
+            hint = " (add a dimension: y[..., None])" if list(answer.shape) == lead else ""
+            what = "row" if self.time_features is None else "time step"
+            raise BoxError(
+                f"the box {name} must return one row of outputs per {what} of inputs, {expected}, got shape "
+                f"{list(answer.shape)}{hint}"
+            )
+        if width is not None and answer.shape[-1] != width:
+            raise BoxError(
+                f"the box {name} must return {expected}, got {list(answer.shape)}: its output width must not change, "
+                "and must equal out_features or what follows from structure, where they were given"
+            )
+        self.out_features = answer.shape[-1]
+        self.rounding = torch.finfo(answer.dtype).eps if answer.dtype.is_floating_point else 0.0
+        if not answer.dtype.is_floating_point or answer.dtype.itemsize < points.dtype.itemsize:
+            answer = answer.to(points.dtype)
+        self.dtype = answer.dtype
+        return answer.detach().to(points.device)
+
+
+def keeper(fn: object) -> object | None:
+    """The object that keeps a state behind fn, if there is one: with methods `snapshot` and `restore`."""
+    for candidate in (fn, getattr(fn, "__self__", None)):
+        if callable(getattr(candidate, "snapshot", None)) and callable(getattr(candidate, "restore", None)):
+            return candidate
+    return None
+
+
+def state_tensor(value: object) -> Tensor:
+    """A part of a state, whatever kind of numbers it has."""
+    if isinstance(value, np.ndarray):
+        return torch.as_tensor(value.copy(), device=CPU)
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{type(value).__name__} is neither a tensor nor an array")
+    return value
+
+
+class Form:
+    """How a state is made of tensors: alone, or in tuples, lists and dictionaries."""
+
+    def __init__(self, state: object) -> None:
+        self._example = tree_map(lambda _: 0, state)  # travels better than torch's own specification
+        self.spec = tree_flatten(self._example)[1]
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> "Form":
+        return self
+
+    def __reduce__(self) -> Any:  # noqa: ANN401
+        return Form, (self._example,)
+
+
+def entries(dictionaries: list[Any]) -> list[tuple[dict[str, Any], str]]:
+    """What is in them. Compiled modules (TorchScript) have none that can be looked into."""
+    real = [tensors for tensors in dictionaries if isinstance(tensors, dict)]
+    return [(tensors, name) for tensors in real for name, t in tensors.items() if t is not None]
+
+
+def freeze(module: nn.Module) -> nn.Module:
+    """The module, not to be trained and in eval mode, as far as it can be: exported ones have no modes."""
+    for parameter in module.parameters():
+        if not nn.parameter.is_lazy(parameter):
+            parameter.requires_grad_(False)
+    with contextlib.suppress(NotImplementedError):
+        module.eval()
+    return module
+
+
+@contextlib.contextmanager
+def in_eval_mode(fn: object) -> Iterator[None]:
+    """Every module of it as in evaluation, for the time being; afterwards as each was."""
+    modules = [module for module in fn.modules() if module.training] if isinstance(fn, nn.Module) else []
+    for module in modules:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.training = True
+
+
+def from_numpy(array: np.ndarray) -> Tensor:
+    """A tensor of the array, whatever its byte order, precision or write protection."""
+    known = array.dtype.isnative and array.dtype.itemsize <= 8 and array.dtype.kind in "fib"
+    array = np.ascontiguousarray(array, dtype=array.dtype if known else np.float64)
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def describe(fn: Callable[..., Any]) -> str:
+    """A name for messages."""
+    return str(getattr(fn, "__name__", type(fn).__name__))
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that memory ran out, on the CPU or on an accelerator."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    text = str(error)
+    return isinstance(error, RuntimeError) and ("not enough memory" in text or "out of memory" in text)

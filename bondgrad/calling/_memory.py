@@ -1,0 +1,244 @@
+"""Boxes that remember: what they carry from one call to the next.
+
+There are two streams, one for training and one for evaluation, so that looking at a test set does not disturb training.
+Only forward passes move a stream on. Perturbed evaluations start from what was remembered before their forward pass.
+"""
+
+import contextlib
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
+
+from bondgrad.calling._function import Form, RowFunction, keeper, state_tensor
+from bondgrad.errors import BoxError
+
+Leaves = tuple[Tensor, ...]  # of a state, [N, ...] each
+
+
+class Memory(nn.Module, ABC):
+    """What a box remembers."""
+
+    @abstractmethod
+    def before(self, rows: int, training: bool, device: torch.device) -> Any:  # noqa: ANN401
+        """What the box remembers now, as something that stays as it is: for one forward pass with so many rows."""
+
+    @abstractmethod
+    def reset(self, training: bool) -> None:
+        """Begin a stream anew."""
+
+    @abstractmethod
+    def switch(self, training: bool) -> None:
+        """Change to another stream. That for evaluation begins anew each time."""
+
+
+class Carried(Memory):
+    """A state of tensors that goes in and comes out: fn(x, state) -> (y, state).
+
+    Args:
+        initial: A tensor, or tuples, lists and dictionaries of them; [N, ...] each, or [1, ...] for any number of rows.
+    """
+
+    def __init__(self, initial: Any) -> None:  # noqa: ANN401
+        super().__init__()
+        leaves, self.form = tree_flatten(initial)[0], Form(initial)
+        try:
+            self.initial: Leaves = tuple(state_tensor(leaf).detach().clone() for leaf in leaves)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ValueError(f"state must be made of tensors or arrays, got {initial!r}") from error
+        if not leaves or any(leaf.ndim == 0 for leaf in self.initial):
+            raise ValueError(
+                "state must be tensors with one entry per row first, [N, ...], or [1, ...] for any number of rows, got "
+                f"{[list(leaf.shape) for leaf in self.initial]}"
+            )
+        self._now: dict[bool, Leaves | None] = {True: None, False: None}
+        self._fresh = {True: True, False: True}  # streams that begin with `initial`
+
+    def before(self, rows: int, training: bool, device: torch.device) -> Leaves:
+        """See `Memory.before`."""
+        now = self._now[training]
+        if now is not None and self._fresh[training] and now[0].shape[0] != rows:
+            now = None  # a new stream may have another number of rows
+        leaves = self.initial if now is None else now
+        for leaf in leaves:
+            if leaf.shape[0] not in ((1, rows) if now is None else (rows,)):
+                advice = (
+                    "state must be for that many rows, or for one"
+                    if now is None
+                    else (
+                        "its batches must be of one size (drop_last=True), or box.reset() must be called where a new "
+                        "stream begins"
+                    )
+                )
+                raise BoxError(f"this box remembers {leaf.shape[0]} rows, but was given {rows}: {advice}")
+        return tuple(leaf.to(device).expand(rows, *leaf.shape[1:]).clone() for leaf in leaves)
+
+    def advance(self, after: Leaves, training: bool) -> None:
+        """What the box remembers after a forward pass. In place where possible, since a captured graph may use it."""
+        now = self._now[training]
+        if now is None or list(map(_kind, now)) != list(map(_kind, after)):
+            self._now[training] = _copied(after)
+        else:
+            for old, new in zip(now, after, strict=True):
+                old.copy_(new)
+        self.went_on(training)
+
+    def went_on(self, training: bool) -> None:
+        """A stream is not at its beginning any more, of which the replay of a graph changes the tensors only."""
+        self._fresh[training] = False
+
+    def reset(self, training: bool) -> None:
+        """See `Memory.reset`. In place as well, where possible."""
+        now = self._now[training]
+        if now is not None:
+            if list(map(_row_kind, self.initial)) == list(map(_row_kind, now)):
+                for old, new in zip(now, self.initial, strict=True):
+                    old.copy_(new)
+            else:
+                self._now[training] = None
+        self._fresh[training] = True
+
+    def switch(self, training: bool) -> None:
+        """See `Memory.switch`."""
+        if not training:
+            self.reset(False)
+
+    def get_extra_state(self) -> dict[str, Leaves | None]:
+        """For `state_dict`."""
+        train, evaluation = (None if self._fresh[mode] else _copied(self._now[mode]) for mode in (True, False))
+        return {"train": train, "eval": evaluation}
+
+    def set_extra_state(self, state: dict[str, Leaves | None]) -> None:
+        """The counterpart of `get_extra_state`."""
+        for leaves in state.values():
+            if leaves is not None and len(leaves) != len(self.initial):
+                raise ValueError(f"a state of {len(leaves)} tensors does not fit a box with {len(self.initial)}")
+        for mode, leaves in ((True, state["train"]), (False, state["eval"])):
+            self.reset(mode)
+            if leaves is not None:
+                self.advance(leaves, mode)
+
+    def places(self, training: bool) -> tuple[int, ...] | None:
+        """Where in memory the state lies that a captured graph works with; None: it has to be made first."""
+        now = self._now[training]
+        return None if now is None else tuple(leaf.data_ptr() for leaf in now)
+
+
+class Snapshots(Memory):
+    """A box that keeps its state to itself: fn.snapshot() gives it away, fn.restore(snapshot) brings it back.
+
+    Such a box is called with all rows of a batch and nothing else, since what it remembers may be about those rows. A
+    snapshot is restored many times, so the box must leave it as it is.
+    """
+
+    def __init__(self, fn: Any, training: bool) -> None:  # noqa: ANN401
+        super().__init__()
+        self._box = (fn,)  # in a tuple: it is not a part of this module
+        self.initial = fn.snapshot()
+        self._training, self._other = training, None  # the stream that goes on, and what the other was left with
+
+    def before(self, rows: int, training: bool, device: torch.device) -> Any:  # noqa: ANN401
+        """See `Memory.before`."""
+        self.switch(training)
+        return self._box[0].snapshot()
+
+    def reset(self, training: bool) -> None:
+        """See `Memory.reset`."""
+        self.switch(training)
+        self._box[0].restore(self.initial)
+
+    def switch(self, training: bool) -> None:
+        """See `Memory.switch`."""
+        if training == self._training:
+            return
+        now = self._box[0].snapshot()
+        self._box[0].restore(self._other if training and self._other is not None else self.initial)
+        self._training, self._other = training, now
+
+    def belongs_to(self, box: object) -> bool:
+        """Whether this is the memory of that box."""
+        return self._box[0] is box
+
+    def restore(self, before: Any) -> None:  # noqa: ANN401
+        """Remember what was remembered then."""
+        self._box[0].restore(before)
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Afterwards the box remembers what it did before, whatever was asked of it meanwhile."""
+        now = self._box[0].snapshot()
+        try:
+            yield
+        finally:
+            self._box[0].restore(now)
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """For `state_dict`."""
+        return {"now": self._box[0].snapshot(), "other": self._other, "training": self._training}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """The counterpart of `get_extra_state`."""
+        # The mode of a module is not a part of its state, so the streams change places if need be.
+        same = state["training"] == self._training
+        self._other = state["other" if same else "now"]
+        now = state["now" if same else "other"]
+        self._box[0].restore(self.initial if now is None else now)
+
+
+def _copied(leaves: Leaves | None) -> Leaves | None:
+    return None if leaves is None else tuple(leaf.clone() for leaf in leaves)
+
+
+def _kind(t: Tensor) -> tuple[torch.Size, torch.dtype, torch.device, bool]:
+    """What must be alike in two tensors, for one to be written into the other."""
+    return t.shape, t.dtype, t.device, t.is_inference() and not torch.is_inference_mode_enabled()
+
+
+def _row_kind(t: Tensor) -> tuple[object, ...]:
+    """The same, apart from where they are and how many rows they have."""
+    shape, dtype, _, frozen = _kind(t)
+    return shape[1:], dtype, frozen
+
+
+# Layers around one and the same box share its memory.
+_shared: "weakref.WeakValueDictionary[int, Snapshots]" = weakref.WeakValueDictionary()
+
+
+def find_memory(fn: Callable[..., Any], state: object, training: bool = True) -> Memory | None:
+    """The kind that a box has, if any."""
+    owner = keeper(fn)
+    if owner is None:
+        return None if state is None else Carried(state)
+    if state is not None:
+        raise ValueError("fn has snapshot() and restore(), so it keeps its own state: leave out state")
+    memory = _shared.get(id(owner))
+    if memory is None or not memory.belongs_to(owner):
+        memory = _shared[id(owner)] = Snapshots(owner, training)
+    return memory
+
+
+class Recorder:
+    """A function with memory, as one without that writes down what it remembers after each call."""
+
+    def __init__(self, function: RowFunction) -> None:
+        self.function = function
+        self._after: list[Leaves] = []
+
+    def __call__(self, points: Tensor, *rows: Tensor) -> Tensor:
+        """See `RowFunction.__call__`."""
+        y, after = self.function.advance(points, *rows)
+        self._after.append(tuple(leaf.clone() for leaf in after))  # a box may answer in the same memory each time
+        return y
+
+    def take(self, rows: int) -> Leaves:
+        """What was remembered after the last calls, which had so many rows. Calls before may have been in vain."""
+        after: list[Leaves] = []
+        while rows > 0:
+            after.insert(0, self._after.pop())
+            rows -= after[0][0].shape[0]
+        self._after = []
+        return after[0] if len(after) == 1 else tuple(torch.cat(leaves) for leaves in zip(*after, strict=True))

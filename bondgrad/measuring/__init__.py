@@ -1,0 +1,1 @@
+"""Measuring a box: within a budget, without a trace; spread, noise, rounding, ladders of steps, statistics."""

@@ -1,0 +1,1 @@
+"""One training step: forward, backward, trials, state and counters."""

@@ -1,0 +1,107 @@
+"""What a layer carries from step to step."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from bondgrad.policies import Policy, State
+from bondgrad.torch_support._random import Generators
+from bondgrad.torch_support._ranks import Ranks
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+
+EARLY = 5  # trials
+FREE = 5  # gradients that the first trials may cost together; what they cost beyond that is saved later
+
+
+class PolicyState(nn.Module):
+    """A policy's state in buffers, and the random numbers: saved, moved and copied with the model.
+
+    It never goes to half precision with it: squares of gradients would be lost to its range.
+    """
+
+    def __init__(self, policy: Policy, in_features: int, seed: int | None, group: "ProcessGroup | None") -> None:
+        super().__init__()
+        self.names = []
+        for name, value in policy.init(in_features).items():
+            self.register_buffer(name, value)
+            self.names.append(name)
+        self.random = Generators(seed)
+        self.schedule = Schedule()
+        self.ranks = Ranks(group, in_features)
+
+    def read(self, device: torch.device) -> State:
+        """The state, where it is needed."""
+        buffers: dict[str, Any] = self._buffers
+        return {name: t if (t := buffers[name]).device == device else t.to(device) for name in self.names}
+
+    def write(self, state: State) -> None:
+        """Keep a new state: in place, since a captured graph may use these very buffers."""
+        buffers: dict[str, Any] = self._buffers
+        for name, value in state.items():
+            if value is not buffers[name]:
+                buffers[name].copy_(value)
+
+    def forget(self, policy: Policy) -> None:
+        """Begin anew: what was learnt was learnt of another box."""
+        self.write(policy.init(self.ranks.in_features))
+        self.schedule.begin()
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """The random numbers and when to try what, for `state_dict`."""
+        return self.random.state() | {"schedule": dict(vars(self.schedule))}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """The counterpart of `get_extra_state`."""
+        self.random.load(state)
+        vars(self.schedule).update(state.get("schedule", {}))
+        self.ranks.forget()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "PolicyState":
+        kept = {name: self.get_buffer(name) for name in self.names}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, buffer in kept.items():
+            if not buffer.is_meta:
+                self._buffers[name] = buffer.to(self.get_buffer(name).device)
+        return self
+
+
+class Schedule:
+    """When a box is tried out: often at first, then whenever a share of the evaluations of training pays for it."""
+
+    def __init__(self) -> None:
+        self.trials = 0  # since it began
+        self.steps = 0  # of training, since then
+        self.credit = 0  # evaluations in training
+        self.spent = 0  # evaluations in trials
+        self.last = (0, 0, 0)  # of the last trial: steps and credit then, and its price
+        self.noise = 0.0  # half-width of the noise on the outputs as measured; 0: not known yet
+        self.seeds = 0  # given to the box, if it takes them
+
+    def due(self, share: float, early: bool) -> bool:
+        """Whether to try the box out in the next step; `early`: at first more often than the share pays for."""
+        steps, credit, price = self.last
+        soon = early and self.trials < EARLY and self.steps - steps >= 2 ** (self.trials - 1)
+        paid = (self.credit - credit) * share >= price
+        overdraft = FREE * self.credit / max(1, self.steps)
+        return self.trials == 0 or soon or (paid and self.credit * share >= self.spent - overdraft)
+
+    def step(self, evaluations: int, steps: int = 1) -> None:
+        """After training steps."""
+        self.steps += steps
+        self.credit += evaluations
+
+    def tried(self, evaluations: int) -> None:
+        """After a trial."""
+        self.trials += 1
+        self.spent += evaluations
+        self.last = (self.steps, self.credit, evaluations)
+
+    def begin(self) -> None:
+        """Anew: the box is another."""
+        self.trials = self.steps = self.credit = self.spent = 0
+        self.last, self.noise = (0, 0, 0), 0.0

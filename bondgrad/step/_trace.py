@@ -1,0 +1,99 @@
+"""What the layer remembers for people, not for its work."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bondgrad.calling._function import RowFunction
+from bondgrad.errors import BoxError
+from bondgrad.policies import State, Steps
+from bondgrad.step._health import Vitals
+from bondgrad.torch_support._device import look_is_free
+
+
+class Stats(NamedTuple):
+    """What a box has cost and done so far. Reading it waits for the device."""
+
+    calls: int  # invocations of the function
+    evaluations: int  # rows sent to it
+    failures: int  # perturbed rows that came back non-finite
+    seconds: float  # spent in the function; of one that works on an accelerator, until its work was queued
+    lower: Tensor | None  # [d] the last step's bounds as the policy's formulas gave them, before any cap
+    upper: Tensor | None  # [d]
+    step: Tensor | None  # [d] mean size of the last step's perturbations, before limits
+    vitals: Vitals | None = None  # what the last trial said of the box, where there are trials
+
+
+class Step(NamedTuple):
+    """What one backward pass saw, for step hooks. Of sequences, [B, T, ...] each."""
+
+    x: Tensor  # [B, d] the rows, inside the limits
+    gy: Tensor  # [B, d_out] the loss's gradient at the box's outputs
+    g: Tensor  # [B, d] the estimate, as handed on
+
+
+class Trace:
+    """The last step, and the failures so far.
+
+    Args:
+        warns: Whether failures are worth a warning.
+    """
+
+    def __init__(self, warns: bool = True) -> None:
+        self.last: Steps | None = None
+        self.captured: list[Step] = []  # by the graph that is being captured
+        self.begun: State | None = None  # what a policy found for gradients in eval mode, which leave its state alone
+        self._failures: dict[torch.device, Tensor] = {}  # counted where they happen, lest anything waits
+        self._warned = not warns
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies need not carry the last step's perturbations."""
+        return self.__dict__ | {"last": None, "captured": [], "begun": None}
+
+    def begin(self, training: bool, start: Callable[[], State], device: torch.device) -> State:
+        """What a policy begins with. In eval mode, which keeps nothing of it, it is looked for once."""
+        if training:
+            return start()
+        if self.begun is None or next(iter(self.begun.values())).device != device:
+            self.begun = start()
+        return self.begun
+
+    def add_failures(self, count: Tensor, raises: bool) -> None:
+        """Count; raise, or warn once. Where a look at the number is not free, the warning comes when it is read."""
+        if raises and count > 0:
+            raise BoxError(
+                f"{int(count)} perturbed rows came back non-finite. Give limits= within which the box answers, or "
+                "on_failure='degrade' to go on without them."
+            )
+        if count.device not in self._failures:
+            self._failures[count.device] = torch.zeros_like(count)
+        self._failures[count.device] += count  # in place, so that a captured graph counts too
+        if look_is_free(count.device):
+            self._warn(int(count))
+
+    def stats(self, function: RowFunction, vitals: Vitals | None) -> Stats:
+        """All there is to see, and the warning if it has not come yet."""
+        last, failures = self.last, sum(int(count) for count in self._failures.values())
+        self._warn(failures)
+        return Stats(
+            calls=function.calls,
+            evaluations=function.evaluations,
+            failures=failures,
+            seconds=function.seconds,
+            lower=None if last is None else last.lower.cpu().expand(last.size.shape[2]),
+            upper=None if last is None else last.upper.cpu(),
+            step=None if last is None else last.size.mean((0, 1)).cpu(),
+            vitals=vitals,
+        )
+
+    def _warn(self, failures: int) -> None:
+        if failures > 0 and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{failures} perturbed rows came back non-finite; their entries of the gradient are degraded. "
+                "box.stats.failures counts them; limits= keeps points inside the range where the box answers.",
+                stacklevel=4,
+            )

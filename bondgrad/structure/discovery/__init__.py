@@ -1,0 +1,1 @@
+"""Finding out which outputs depend on which inputs, and noticing when that changes."""

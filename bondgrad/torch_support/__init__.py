@@ -1,0 +1,1 @@
+"""Where the layer meets PyTorch: autograd, compilers, checkpoints, precision, processes, CUDA graphs."""

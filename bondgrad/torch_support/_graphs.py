@@ -1,0 +1,303 @@
+"""Whole training steps as CUDA graphs."""
+
+import contextlib
+import gc
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from bondgrad.baselines import FDSA, PGT, SPSA
+from bondgrad.box import BlackBox
+from bondgrad.calling._memory import Carried
+from bondgrad.step._trace import Step
+from bondgrad.torch_support._random import Generators
+
+T = TypeVar("T")
+Part = nn.Module | Optimizer | SPSA | PGT | FDSA | torch.amp.GradScaler
+WARM_UP = 3  # steps of a kind that run before it is captured, so that nothing in it happens for the first time
+MOST_GRAPHS = 4  # kinds of arguments that are captured, each with memory of its own
+PLAIN = (int, float, str, type(None))  # settings that are what they are
+RECAPTURES = 20  # after which it is said that they cost more than they bring
+
+
+class GraphedStep(Generic[T]):
+    """A training step that is captured into a CUDA graph, and replayed without Python from then on.
+
+    The first calls run as they are, then one is captured, and later ones are replays: the same kernels on the same
+    numbers, so that training goes as it would have. A step still runs as it is
+
+    - when a box asks for it (`BlackBox.due`);
+    - when its arguments have shapes that came fewer than three times before, as in the last batch of an epoch;
+    - always, where its arguments are not all tensors on a CUDA device that need no gradient;
+    - always, after one warning that says why, if it cannot be captured.
+
+    It is captured anew when something it depends on has changed: `BlackBox.version`, `train()` or `eval()` of a module,
+    which parameters are trained and where they and the optimizer's state lie in memory, or a number in an optimizer's
+    `param_groups`. (A learning rate that changes in every step should be a tensor, which the graph reads, and be
+    changed in place; schedulers do so.)
+
+    Whatever `step` does besides work on the GPU, such as appending to a list, happens only when it runs as it is or is
+    captured; and twice in one call if a capture fails half-way. A `GradScaler` cannot bear that: give it as a part, and
+    nothing is captured.
+
+    Args:
+        step: Takes tensors, does everything from `zero_grad` to `optimizer.step`, and returns tensors (or None). Use an
+            optimizer made with `capturable=True`, where it has that argument.
+        parts: The modules, optimizers, baselines (`bondgrad.baselines`) and scalers that the step uses.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(8, 3), bondgrad.BlackBox(torch.sin, 3), nn.Linear(3, 1))
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> def step(x, y):
+        ...     optimizer.zero_grad()
+        ...     loss = nn.functional.mse_loss(model(x), y)
+        ...     loss.backward()
+        ...     optimizer.step()
+        ...     return loss.detach()
+        >>> graphed = bondgrad.GraphedStep(step, model, optimizer)
+        >>> for x, y in [(torch.randn(16, 8), torch.randn(16, 1))] * 5:
+        ...     loss = graphed(x, y)
+    """
+
+    def __init__(self, step: Callable[..., T], *parts: Part) -> None:
+        if not parts or not all(isinstance(part, Part) for part in parts):
+            raise TypeError(
+                "GraphedStep(step, *parts) needs the modules, optimizers, baselines and scalers that the step uses"
+            )
+        self.step = step
+        self.modules = [module for part in parts if isinstance(part, nn.Module) for module in part.modules()]
+        self.boxes = [module for module in self.modules if isinstance(module, BlackBox)]
+        self.optimizers = [part for part in parts if isinstance(part, Optimizer)]
+        self.baselines = [part for part in parts if isinstance(part, (SPSA, PGT, FDSA))]
+        self.captures = self.replays = self.eager_steps = 0
+        self._runs: Counter[object] = Counter()  # of each kind of arguments, since something changed
+        self._version: list[object] = []
+        self._captured: dict[object, _Captured] = {}
+        self._stream: torch.cuda.Stream | None = None
+        self._impossible = any(isinstance(part, torch.amp.GradScaler) for part in parts)
+
+    def __call__(self, *args: Tensor) -> T:
+        """One training step."""
+        fit = all(isinstance(arg, Tensor) and arg.is_cuda and not arg.requires_grad for arg in args)
+        if self._impossible or not args or not fit:
+            return self._eagerly(args)
+        if any(box.due() for box in self.boxes):
+            return self._on_side_stream(args)
+        version = self._current_version()
+        if version != self._version:
+            # One step first, in which whatever is new can settle; at the very beginning three.
+            self._runs = Counter({kind: min(runs, WARM_UP - 1) for kind, runs in self._runs.items()})
+            self._version, self._captured = version, {}
+        kind = tuple((arg.shape, arg.dtype, arg.device) for arg in args)
+        if kind not in self._captured:
+            self._runs[kind] += 1
+            if self._runs[kind] <= WARM_UP or len(self._captured) >= MOST_GRAPHS or not self._capture(kind, args):
+                return self._on_side_stream(args)
+        self.replays += 1
+        result: T = self._captured[kind].replay(args)
+        return result
+
+    def _current_version(self) -> list[object]:
+        """All that a graph has read or written down, or where it finds it."""
+        parameters = [t for module in self.modules for t in module._parameters.values() if t is not None]
+        buffers = [t for module in self.modules for t in module._buffers.values() if t is not None]
+        states = [state.values() for optimizer in self.optimizers for state in optimizer.state.values()]
+        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+        settings = [value for group in groups for name, value in group.items() if name != "params"]
+        generators = [g for random in self._random_numbers() for g in random.generators("cuda")]
+        sizes = [value for part in self.baselines for value in vars(part).values() if isinstance(value, PLAIN)]
+        return [
+            *[box.version for box in self.boxes],
+            *sizes,  # of perturbations
+            *generators,  # by identity: there are others after `load_state_dict`
+            *[module.training for module in self.modules],
+            *[(_address(t), t.requires_grad) for t in (*parameters, *buffers)],
+            *[_address(t) for values in states for t in tree_leaves(list(values)) if isinstance(t, Tensor)],
+            *[value if isinstance(value, PLAIN) else tree_map_only(Tensor, _address, value) for value in settings],
+        ]
+
+    def _random_numbers(self) -> list[Generators]:
+        """Of parts that draw some of their own, of which a graph must be told: boxes, noisy reservoirs, baselines."""
+        own = (getattr(part, "random", None) for part in (*self.modules, *self.baselines))
+        return [random for random in own if isinstance(random, Generators)]
+
+    def _eagerly(self, args: tuple[Tensor, ...]) -> T:
+        self.eager_steps += 1
+        return self.step(*args)
+
+    def _on_side_stream(self, args: tuple[Tensor, ...]) -> T:
+        """As it is, but on the stream that captures: gradients accumulate on the stream they were first made on."""
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(args[0].device)  # type: ignore[no-untyped-call]
+        current = torch.cuda.current_stream(args[0].device)
+        self._stream.wait_stream(current)
+        try:
+            with torch.cuda.stream(self._stream):
+                return self._eagerly(args)
+        finally:
+            current.wait_stream(self._stream)
+
+    def _capture(self, kind: object, args: tuple[Tensor, ...]) -> bool:
+        self.captures += 1
+        if self.captures == RECAPTURES:
+            warnings.warn(
+                f"a GraphedStep was captured {RECAPTURES} times, since what it depends on keeps changing. If that is a "
+                "learning rate, make it a tensor: Adam(..., lr=torch.tensor(1e-3), capturable=True).",
+                stacklevel=3,
+            )
+        randoms = self._random_numbers()
+        states = [random.state() for random in randoms]
+        assert self._stream is not None  # steps of the same kind ran on it before
+        try:
+            self._check_optimizers()
+            self._captured[kind] = _Captured(self.step, args, self.modules, randoms, self._stream)
+        except Exception as error:  # whatever it was, it need not end the training
+            self._impossible = True
+            for random, state in zip(randoms, states, strict=True):
+                random.load(state)  # new generators: the old ones were told of the capture
+            warnings.warn(
+                f"this training step cannot be captured into a CUDA graph, so it runs as it is: {_reason(error)}",
+                stacklevel=3,
+            )
+            torch.cuda.synchronize()
+            return False
+        return True
+
+    def _check_optimizers(self) -> None:
+        """Refuse those that count on the CPU: a graph would not."""
+        for optimizer in self.optimizers:
+            for state in optimizer.state.values():
+                for name, value in state.items():
+                    if isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.device.type == "cpu"):
+                        raise TypeError(
+                            f"{type(optimizer).__name__} keeps its '{name}' on the CPU: make it with capturable=True, "
+                            "or use another optimizer"
+                        )
+
+
+def _address(t: Tensor) -> int:
+    """Where a graph finds the tensor; or which one it is, if it has no single place in memory."""
+    try:
+        return t.data_ptr()
+    except (RuntimeError, ValueError, NotImplementedError):
+        return id(t)
+
+
+def _reason(error: BaseException) -> str:
+    """What went wrong first: the capture's own complaint comes last, and says least."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+
+
+@contextlib.contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """No garbage collection inside: were another graph, long forgotten, to go during a capture, that would fail."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+class _Captured:
+    """One capture of the step."""
+
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        args: tuple[Tensor, ...],
+        modules: list[nn.Module],
+        randoms: list[Generators],
+        stream: torch.cuda.Stream,
+    ) -> None:
+        self.args = tuple(arg.detach().clone() for arg in args)  # the graph reads these
+        self.graph = torch.cuda.CUDAGraph()
+        for random in randoms:
+            for generator in random.generators("cuda"):
+                self.graph.register_generator_state(generator)
+        self.recordings = [_Recording(box) for box in modules if isinstance(box, BlackBox)]
+        try:
+            with _nothing_collected():
+                self._capture(step, stream)
+        finally:
+            for recording in self.recordings:
+                recording.stop()
+        parameters = [p for module in modules for p in module._parameters.values() if p is not None]
+        self.gradients = [(p, p.grad) for p in parameters if p.grad is not None]
+
+    def _capture(self, step: Callable[..., Any], stream: torch.cuda.Stream) -> None:
+        device = self.args[0].device
+        try:
+            # Other threads, such as those that load data, may go on with what they do.
+            with torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"):
+                self.result = step(*self.args)
+        except BaseException:
+            # Torch's own random numbers would stay part of this capture until another one ends well.
+            with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream, capture_error_mode="thread_local"):
+                torch.zeros(1, device=device)
+            raise
+        # When a capture begins, torch sets the place where the graph finds the offset of its random numbers, on this
+        # stream; each replay sets it anew, on the current one. Unordered, the first replay had numbers of another step.
+        torch.cuda.current_stream(device).wait_stream(stream)
+
+    def replay(self, args: tuple[Tensor, ...]) -> Any:  # noqa: ANN401
+        """Run it on these arguments. What it returns is a copy, which the next replay leaves alone."""
+        for mine, arg in zip(self.args, args, strict=True):
+            mine.copy_(arg)
+        self.graph.replay()
+        for parameter, gradient in self.gradients:  # a step that ran as it is has put others there
+            parameter.grad = gradient
+        for recording in self.recordings:
+            recording.replayed()
+        return tree_map_only(Tensor, torch.clone, self.result)
+
+
+class _Recording:
+    """What a captured step leaves in a box's counters and for its hooks, to be left again by every replay.
+
+    Made before the capture; `stop` comes after it.
+    """
+
+    def __init__(self, box: BlackBox) -> None:
+        self.box = box
+        self.calls, self.evaluations = box._function.calls, box._function.evaluations
+        self.credit = 0 if box.findings is None else box.findings.credit
+        schedule = box.policy_state.schedule
+        self.trained, self.spent = schedule.steps, schedule.credit
+        box._trace.captured = []
+
+    def stop(self) -> None:
+        """The step is captured: it counts from its first replay on."""
+        function, trace = self.box._function, self.box._trace
+        self.calls, self.evaluations = function.calls - self.calls, function.evaluations - self.evaluations
+        function.calls -= self.calls
+        function.evaluations -= self.evaluations
+        schedule = self.box.policy_state.schedule
+        self.trained, self.spent = schedule.steps - self.trained, schedule.credit - self.spent
+        schedule.step(-self.spent, -self.trained)
+        if self.box.findings is not None:
+            self.credit = self.box.findings.credit - self.credit
+            self.box.findings.credit -= self.credit
+        self.last, self.steps, trace.captured = trace.last, trace.captured, []
+
+    def replayed(self) -> None:
+        """Leave it. Hooks get copies, since the next replay overwrites what they may keep."""
+        self.box._function.calls += self.calls
+        self.box._function.evaluations += self.evaluations
+        self.box.policy_state.schedule.step(self.spent, self.trained)
+        if self.box.findings is not None:
+            self.box.findings.credit += self.credit
+        if isinstance(self.box.memory, Carried):
+            self.box.memory.went_on(self.box.training)
+        self.box._trace.last = self.last
+        for step in self.steps:
+            self.box._run_hooks(Step(*(t.clone() for t in step)))

@@ -1,0 +1,201 @@
+"""The layer as two opaque operators, for `torch.compile` and the transforms of `torch.func`.
+
+A compiler cannot look into the box, and need not: it sees an operator with a gradient, and compiles what is around it.
+Operators take tensors and numbers only, so the layer travels as a number. In plain eager code `_bridge` does the same
+with less overhead.
+"""
+
+import itertools
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from bondgrad.errors import BoxError
+from bondgrad.step._backward import Circumstances
+from bondgrad.step._forward import evaluate as base_evaluation
+from bondgrad.torch_support._bridge import Once, refuse_forward_mode
+
+if TYPE_CHECKING:
+    from bondgrad.box import BlackBox
+
+
+_layers: "weakref.WeakValueDictionary[int, BlackBox]" = weakref.WeakValueDictionary()
+_numbers = itertools.count()
+
+
+def register(layer: "BlackBox") -> int:
+    """A number for the layer, while it lives."""
+    number = next(_numbers)
+    _layers[number] = layer
+    return number
+
+
+def lookup(number: int) -> "BlackBox":
+    """The layer of that number."""
+    layer = _layers.get(number)
+    if layer is None:
+        raise BoxError("the BlackBox that this graph calls is gone: keep the model as long as what was made of it")
+    return layer
+
+
+def transforming() -> bool:
+    """Whether a transform of `torch.func` is at work."""
+    return torch._C._are_functorch_transforms_active()
+
+
+def needed() -> bool:
+    """Whether a compiler or a transform is looking."""
+    return torch.compiler.is_compiling() or transforming()
+
+
+# CUDA graphs that a compiler makes must leave the box alone: it may be anything.
+TAGS = (torch.Tag.cudagraph_unsafe, torch.Tag.nondeterministic_seeded)
+
+
+# Among the arguments of the operators are the number of the layer, autocast's dtype if it is to reach the box, and a
+# ticket. The ticket is an empty tensor of its own for every call: to a compiler two calls with the same arguments would
+# be one, but the box may answer differently each time.
+
+
+@torch.library.custom_op("bondgrad::evaluate", mutates_args=(), tags=TAGS)
+def evaluate(
+    x: Tensor,
+    context: list[Tensor],
+    layer: int,
+    autocast: torch.dtype | None,
+    ticket: Tensor,  # noqa: ARG001
+) -> tuple[Tensor, Tensor]:
+    """The box at x [B, d]: in the dtype of x, and as the box answered (no dtype has more digits than this one)."""
+    y = base_evaluation(lookup(layer), x.detach(), tuple(context), autocast, graded=False)[0]
+    return y.to(x.dtype, copy=True), y.double()
+
+
+@torch.library.custom_op("bondgrad::differentiate", mutates_args=(), tags=TAGS)
+def differentiate(
+    x: Tensor,
+    y: Tensor,
+    gy: Tensor,
+    context: list[Tensor],
+    layer: int,
+    autocast: torch.dtype | None,
+    train: bool,
+    ticket: Tensor,  # noqa: ARG001
+) -> Tensor:
+    """The gradient [B, d] at x [B, d], for gy [B, d_out]."""
+    box = lookup(layer)
+    how = Circumstances(train, autocast)
+    dtype = torch.promote_types(x.dtype, box._function.dtype)  # that of the answer
+    return box._differentiate(how, x, y.to(dtype), gy, *context).contiguous()
+
+
+@evaluate.register_fake
+def _(x: Tensor, _context: list[Tensor], layer: int, *_: object) -> tuple[Tensor, Tensor]:
+    if torch.compiler.is_exporting():
+        raise BoxError("a model with a BlackBox cannot be exported: what it calls lives in this process")
+    width = lookup(layer).out_features
+    if width is None:
+        raise BoxError("to compile a BlackBox, say how wide its answers are: BlackBox(fn, in_features, out_features)")
+    y = x.new_empty(len(x), x.shape[1] // lookup(layer).in_features * width)
+    return y, y.double()
+
+
+@differentiate.register_fake
+def _(x: Tensor, *_: object) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+@evaluate.register_vmap
+def _(info: Any, dims: tuple[Any, ...], x: Tensor, context: list[Tensor], *how: Any) -> Any:  # noqa: ANN401
+    """Whatever is mapped over is more rows."""
+    size = info.batch_size
+    rows = [_rows(t, dim, size) for t, dim in zip([x, *context], [dims[0], *dims[1]], strict=True)]
+    y, exact = evaluate(rows[0], rows[1:], *how)
+    return (y.unflatten(0, (size, -1)), exact.unflatten(0, (size, -1))), (0, 0)
+
+
+@differentiate.register_vmap
+def _(info: Any, dims: tuple[Any, ...], x: Tensor, y: Tensor, gy: Tensor, context: list[Tensor], *how: Any) -> Any:  # noqa: ANN401
+    size = info.batch_size
+    rows = [_rows(t, dim, size) for t, dim in zip([x, y, gy, *context], [*dims[:3], *dims[3]], strict=True)]
+    return differentiate(*rows[:3], rows[3:], *how).unflatten(0, (size, -1)), 0
+
+
+def _rows(t: Tensor, dim: int | None, size: int) -> Tensor:
+    """The tensor [rows, ...], mapped `size` times over its dimension `dim`, as [size * rows, ...]."""
+    mapped = t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
+    return mapped.flatten(0, 1)
+
+
+class Opaque(torch.autograd.Function):
+    """The two operators as a function and its gradient."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        x: Tensor,
+        layer: int,
+        autocast: torch.dtype | None,
+        _train: bool,
+        ticket: Tensor,
+        *context: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """See `evaluate`."""
+        y, exact = evaluate(x, list(context), layer, autocast, ticket)
+        return y, exact
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:  # noqa: ANN401
+        """Keep what the gradient needs."""
+        x, ctx.layer, ctx.autocast, ctx.train, ticket, *context = inputs
+        ctx.save_for_backward(x, output[1], ticket, *context)
+        ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, gy: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        """See `differentiate`."""
+        x, y, ticket, *context = ctx.saved_tensors
+        g = differentiate(x.detach(), y, gy.detach(), context, ctx.layer, ctx.autocast, ctx.train, ticket)
+        if not torch.compiler.is_compiling():  # compiled code refuses second derivatives itself
+            g = Once.apply(g, x, gy)  # type: ignore[no-untyped-call]
+        return g, *(None for _ in range(4 + len(context)))
+
+
+class Transformed(Opaque):
+    """For the transforms. A compiler takes no function with a `jvp`, nor one that keeps Python objects."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:  # noqa: ANN401
+        """Also the layer, lest it be gone, and the parameters it has now."""
+        Opaque.setup_context(ctx, inputs, output)
+        ctx.box = lookup(inputs[1])
+        ctx.parameters = ctx.box._function.parameters()
+
+    @staticmethod
+    def jvp(_ctx: Any, *_: Any) -> Any:  # noqa: ANN401
+        """Refuse."""
+        refuse_forward_mode()
+
+    @staticmethod
+    def backward(ctx: Any, gy: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        """See `Opaque.backward`."""
+        ctx.box._function.check_parameters(ctx.parameters)
+        return Opaque.backward(ctx, gy, _)
+
+
+def attach(x: Tensor, layer: int, autocast: torch.dtype | None, train: bool, context: tuple[Tensor, ...]) -> Tensor:
+    """The box at x [B, d], as an operator with a gradient."""
+    ticket = torch.empty(0, device=x.device)
+    if not torch.compiler.is_compiling():
+        if any(t is not None and torch._C._functorch.is_batchedtensor(t) for t in lookup(layer)._function.parameters()):
+            raise BoxError("the parameters of a box cannot be mapped over: leave them out of the vmap")
+        out, _ = Transformed.apply(x, layer, autocast, train, ticket, *context)  # type: ignore[no-untyped-call]
+    elif transforming():
+        raise BoxError("a transform of torch.func over a BlackBox cannot be compiled: transform the compiled model")
+    elif x.requires_grad and torch.is_grad_enabled():
+        out, _ = Opaque.apply(x, layer, autocast, train, ticket, *context)  # type: ignore[no-untyped-call]
+    else:  # where the compiler cannot follow `Opaque`
+        out, _ = evaluate(x, list(context), layer, autocast, ticket)
+    return out  # type: ignore[no-any-return]

@@ -1,0 +1,62 @@
+"""Random numbers that belong to one object, on whichever device they are needed."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bondgrad.calling._arguments import checked_seed
+
+
+class Generators:
+    """One generator per device, all from one seed, made when first needed.
+
+    Args:
+        seed: None: drawn from torch's own random numbers, so that `torch.manual_seed` decides.
+    """
+
+    def __init__(self, seed: int | None) -> None:
+        self.seed = int(torch.randint(2**63 - 1, (), device="cpu")) if seed is None else checked_seed(seed)
+        self._by_device: dict[torch.device, torch.Generator] = {}
+        self._loaded: dict[str, Tensor] = {}  # states of devices not used since, which may not exist here
+
+    def on(self, device: torch.device) -> torch.Generator:
+        """The generator of a device, to draw from."""
+        if device not in self._by_device:
+            self._by_device[device] = self.fork(device)
+            self._loaded.pop(str(device), None)
+        return self._by_device[device]
+
+    def fork(self, device: torch.device) -> torch.Generator:
+        """A copy of a device's generator, to draw from without a trace."""
+        known = self._by_device.get(device)
+        if known is not None:
+            return known.clone_state()
+        generator = torch.Generator(device).manual_seed(self.seed)
+        if str(device) in self._loaded:
+            generator.set_state(self._loaded[str(device)].cpu())
+        return generator
+
+    def join(self, device: torch.device, fork: torch.Generator) -> None:
+        """Go on from where a copy has got to."""
+        known = self._by_device.get(device)
+        if known is None or device.type == "cpu":
+            self._by_device[device] = fork
+            self._loaded.pop(str(device), None)
+        elif known is not fork:  # in place, since a captured graph may draw from this very generator
+            known.set_state(fork.get_state())
+
+    def generators(self, kind: str) -> tuple[torch.Generator, ...]:
+        """Those that there are by now on devices of this kind."""
+        return tuple(generator for device, generator in self._by_device.items() if device.type == kind)
+
+    def state(self) -> dict[str, Any]:
+        """All there is to save: numbers and tensors only."""
+        known = {str(device): generator.get_state() for device, generator in self._by_device.items()}
+        return {"seed": self.seed, "devices": self._loaded | known}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """The counterpart of `state`."""
+        self.seed = state["seed"]
+        self._loaded = dict(state["devices"])
+        self._by_device = {}

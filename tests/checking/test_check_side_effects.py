@@ -1,0 +1,183 @@
+"""What `check` does to a box and to the rest of the world while it looks: nothing; and how often it asks."""
+
+import copy
+import random
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from bondgrad import BlackBox, check
+from tests.checking.test_check import DTYPES, rows
+from tests.checking.test_check_boxes import scaled
+from tests.helpers import noisy, root, same_state
+
+# ---- boxes that change what they are given
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "change", [lambda x: x.mul_(2), lambda x: x.clamp_(-1, 1), lambda x: x.add_(1).sin(), lambda x: x.neg_().exp()]
+)
+def test_a_box_may_change_its_input(change, dtype):
+    x = rows(3, 12, dtype=dtype)
+    before = x.clone()
+    assert check(change, x)
+    assert check(scaled(change, 1.1), x).verdict == "wrong"
+    assert torch.equal(x, before)
+
+
+def test_a_backward_pass_of_an_input_that_is_gone():
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.mark_dirty(x)
+            return x.mul_(2)
+
+        @staticmethod
+        def backward(ctx, gy):
+            return 2 * gy
+
+    assert check(Doubled.apply, rows(3))
+    assert check(lambda x, c: c.mul_(2) * x, rows(3), rows(1, seed=1))
+    with pytest.raises(ValueError, match="must not change tensors that its gradient needs"):
+        check(lambda x: x.exp().add_(1) * x.sin_(), rows(3))
+
+
+# ---- no trace
+
+
+class Moody(nn.Module):
+    """Draws from all random numbers there are, and has a buffer that moves even in eval mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3).double()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        random.random(), np.random.rand(), torch.rand(1)
+        return torch.sin(self.norm(x))
+
+
+def everything(module):
+    """All that might have changed."""
+    states = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
+    return copy.deepcopy(module.state_dict()), states, [m.training for m in module.modules()]
+
+
+def same(a, b):
+    return same_state(a[0], b[0]) and a[1][0].equal(b[1][0]) and (a[1][1] == b[1][1]).all() and a[1:][0][2] == b[1][2]
+
+
+def test_no_trace_in_modules_or_random_numbers():
+    module = Moody()
+    before = everything(module)
+    assert check(module, rows(3))
+    after = everything(module)
+    assert same(before, after)
+    assert before[2] == after[2]
+
+
+@pytest.mark.parametrize("policy", ["calibrated", "bond"])
+def test_no_trace_in_a_black_box(policy):
+    layer = BlackBox(lambda x: root(x + 1), 3, policy=policy, seed=0)
+    x = rows(3).clamp(min=-0.99)
+
+    def state():
+        stats = layer.stats
+        tensors = [None if t is None else t.tolist() for t in (stats.lower, stats.upper, stats.step)]
+        return stats[:4], tensors, stats.vitals, layer.out_features, layer._trace.begun
+
+    def steps_of_training(count):
+        for _ in range(count):
+            layer(x.clone().requires_grad_()).sum().backward()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        untouched = state()
+        check(layer, x, budget=20_000)
+        assert state() == untouched
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        steps_of_training(3)
+    before, parameters = state(), copy.deepcopy(layer.state_dict())
+    check(layer, x, budget=20_000)
+    assert state() == before
+    assert same_state(parameters, layer.state_dict())
+
+
+def test_an_interruption_leaves_no_trace():
+    module = Moody()
+    layer = BlackBox(module, 3, seed=0)
+    calls = 0
+
+    def interrupt(*_):
+        nonlocal calls
+        calls += 1
+        if calls == 5:
+            raise KeyboardInterrupt
+
+    module.register_forward_hook(interrupt)
+    before, stats = everything(layer), layer.stats[:4]
+    with pytest.raises(KeyboardInterrupt):
+        check(layer, rows(3))
+    assert same(before, everything(layer))
+    assert layer.training
+    assert layer.stats[:4] == stats
+
+
+def test_a_memory_inside_is_found():
+    inside = BlackBox(lambda x, s: (x + s, s), 3, state=torch.zeros(1, 3))
+    with pytest.raises(ValueError, match="without memory"):
+        check(nn.Sequential(nn.Linear(3, 3), inside), rows(3))
+
+
+# ---- the budget
+
+
+class Counted:
+    """A function that counts its rows."""
+
+    def __init__(self, fn):
+        self.fn, self.rows = fn, 0
+
+    def __call__(self, x):
+        self.rows += len(x)
+        return self.fn(x)
+
+
+@pytest.mark.parametrize("policy", ["calibrated", "bond"])
+@pytest.mark.parametrize("estimator", ["central", "forward", "simultaneous"])
+@pytest.mark.parametrize("d", [1, 5, 60])
+def test_the_budget_is_kept_by_a_black_box(d, estimator, policy):
+    for budget in (30_000, 70_000):
+        fn = Counted(noisy(lambda x: torch.sin(x).sum(1, keepdim=True), 0.01))
+        found = check(BlackBox(fn, d, estimator=estimator, policy=policy, seed=0), rows(d), budget=budget)
+        assert found.evaluations == fn.rows <= budget
+
+
+def test_the_budget_is_kept_by_many_inputs():
+    fn = Counted(lambda x: np.sin(x.numpy() if isinstance(x, torch.Tensor) else x))
+    found = check(BlackBox(fn, 200, seed=0), rows(200))
+    assert found.evaluations == fn.rows <= 100_000
+    fn = Counted(noisy(torch.sin, 0.01))
+    found = check(fn, rows(200))
+    assert found.evaluations == fn.rows <= 100_000
+
+
+def test_the_least_budget_is_kept_too():
+    for box in (torch.sin, BlackBox(torch.sin, 3, seed=0), BlackBox(torch.sin, 3, policy="bond", seed=0)):
+        with pytest.raises(ValueError, match="budget must be at least") as refused:
+            check(box, rows(3), budget=1)
+        least = int(str(refused.value).split(" for ")[0].split()[-1])
+        assert check(box, rows(3), budget=least).evaluations <= least
+
+
+def test_a_black_box_inside_a_model_is_counted():
+    fn = Counted(noisy(torch.sin, 0.01))
+    model = nn.Sequential(nn.Linear(4, 3).double(), BlackBox(fn, 3, seed=0))
+    assert check(model, rows(4), budget=20_000).evaluations == fn.rows <= 20_000
