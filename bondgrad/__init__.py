@@ -8,7 +8,8 @@ from bondgrad.errors import BoxError
 from bondgrad.estimators import Central, Forward, Simultaneous
 from bondgrad.metrics import TensorBoard, sign_accuracy
 from bondgrad.probing import Report, probe
-from bondgrad.step._trace import Stats, Step
+from bondgrad.step._records import Step
+from bondgrad.step._stats import Stats
 from bondgrad.torch_support._graphs import GraphedStep
 
 __all__ = [

@@ -1,4 +1,16 @@
-"""The error that blames the box."""
+"""The error that blames the box, and checks of arguments that blame the caller.
+
+Every message names the argument, what was expected, and what to do.
+"""
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+__all__ = ["BoxError"]
 
 
 class BoxError(RuntimeError):
@@ -6,3 +18,68 @@ class BoxError(RuntimeError):
 
     What the function itself raised, if anything, is chained as ``__cause__``.
     """
+
+
+def positive_int(name: str, value: Any) -> int:  # noqa: ANN401
+    """The value as an int, if it is a whole number of at least one."""
+    if (number := _whole(value)) < 1:
+        raise ValueError(f"{name} must be a positive integer, got {value!r}")
+    return number
+
+
+def checked_seed(value: Any) -> int:  # noqa: ANN401
+    """The value as an int, if it is a seed."""
+    if not 0 <= (seed := _whole(value)) < 2**63:
+        raise ValueError(f"seed must be an integer from 0 to 2**63 - 1, or None, got {value!r}")
+    return seed
+
+
+def positive_float(name: str, value: Any) -> float:  # noqa: ANN401
+    """The value as a float, if it is a positive finite number."""
+    if not 0 < (number := _number(value)) < math.inf:
+        raise ValueError(f"{name} must be a positive finite number, got {value!r}")
+    return number
+
+
+def not_negative(name: str, value: Any) -> float:  # noqa: ANN401
+    """The value as a float, if it is a finite number of at least zero."""
+    if not 0 <= (number := _number(value)) < math.inf:
+        raise ValueError(f"{name} must be zero or a positive finite number, got {value!r}")
+    return number
+
+
+def checked_noise(value: Any) -> float | str | None:  # noqa: ANN401
+    """A half-width of noise; None, if it is rounding; or "auto"."""
+    if value is None or (isinstance(value, str) and value == "auto"):
+        return value
+    try:
+        return positive_float("noise", value)
+    except ValueError as error:
+        raise ValueError(f"{error} (None and 'auto' are possible, too)") from error
+
+
+def chosen(name: str, value: object, by_name: dict[str, Callable[[], T]], kind: type[Any]) -> T:
+    """An instance made from its name, or the instance itself."""
+    if isinstance(value, str) and value in by_name:
+        return by_name[value]()
+    if not isinstance(value, kind):
+        names = ", ".join(map(repr, by_name))
+        raise ValueError(f"{name} must be one of {names} or an instance of {kind.__name__}, got {value!r}")
+    instance: T = value
+    return instance
+
+
+def _whole(value: Any) -> int:  # noqa: ANN401
+    """The value as an int, of whichever library; -1 if it is not a whole number."""
+    try:
+        return -1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return -1
+
+
+def _number(value: Any) -> float:  # noqa: ANN401
+    """The value as a float, of whichever library; NaN if it is not a number."""
+    try:
+        return math.nan if isinstance(value, (bool, str)) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan

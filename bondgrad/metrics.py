@@ -9,7 +9,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from bondgrad.box import BlackBox
-    from bondgrad.step._trace import Step
+    from bondgrad.step._records import Step
 
 
 def sign_accuracy(g: Tensor, reference: Tensor) -> Tensor:
@@ -87,8 +87,8 @@ class TensorBoard:
             stats = box.stats
             values = {name: getattr(stats, name) for name in ("calls", "evaluations", "failures", "seconds")}
             values |= {name: float(getattr(stats, name).mean()) for name in ("lower", "upper", "step")}
-            if stats.vitals is not None:
-                values |= {name: float(value) for name, value in stats.vitals._asdict().items()}
+            if stats.health is not None:
+                values |= {name: float(value) for name, value in stats.health._asdict().items()}
             if self.exact is not None:
                 values["sign_accuracy"] = float(sign_accuracy(step.g, exact_vjp(self.exact, step.x, step.gy)))
             for name, value in values.items():

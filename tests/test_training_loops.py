@@ -20,7 +20,7 @@ from tests.helpers import close, gradient, on_each_device, same_state
 
 def demo_model():
     parts = demo_runs(seed=0, epochs=1)[1].parts
-    parts.black_box._step_hooks.clear()
+    parts.black_box.hooks.clear()
     return nn.Sequential(parts.read_in, parts.black_box, parts.read_out)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bondgrad.baselines._perturb import Closure, checked_parameters, restored
-from bondgrad.calling._arguments import positive_float
+from bondgrad.errors import positive_float
 
 
 class FDSA:

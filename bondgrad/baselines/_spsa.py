@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from bondgrad.baselines._perturb import Closure, checked_parameters, fill_simultaneously
-from bondgrad.calling._arguments import positive_float, positive_int
+from bondgrad.errors import positive_float, positive_int
 from bondgrad.torch_support._random import Generators
 
 

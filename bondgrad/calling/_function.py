@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_unflatten
 
+from bondgrad.calling._modules import ModuleTensors
 from bondgrad.calling._signature import Interface, find_interfaces, seed_position
+from bondgrad.calling._state_form import StateForm, snapshot_owner, state_tensor
 from bondgrad.errors import BoxError
+from bondgrad.evaluators._driver import is_out_of_memory
 
 CPU = torch.device("cpu")
 ANNOTATE = "If it expects numpy arrays, or tensors, annotate its first parameter so (x: np.ndarray, x: torch.Tensor)."
@@ -37,35 +40,31 @@ class RowFunction:
         fn: Callable[..., Any],
         out_features: int | None,
         time_features: int | None = None,
-        memory: "Form | None" = None,
+        memory: StateForm | None = None,
     ) -> None:
         self.fn = fn
         self.time_features, self.memory = time_features, memory
         self.out_features = out_features  # None until the first answer
         self.interfaces = find_interfaces(fn)  # to be tried in this order; one, once it is known
-        self.seed: int | None = None  # of the next calls; None: the function takes none
         self.seed_position = seed_position(fn)
         self.rounding = 0.0  # of the answers, in their own precision
         self.dtype = torch.float32  # of the answers, if it is not that of the rows
-        # Where a module keeps its parameters and buffers: dictionaries and keys, since the tensors may be replaced.
-        modules = list(fn.modules()) if isinstance(fn, nn.Module) else []
-        parameters, buffers = entries([m._parameters for m in modules]), entries([m._buffers for m in modules])
-        self._tensors, self._n_parameters = parameters + buffers, len(parameters)
+        self.tensors = ModuleTensors(fn)
         self.calls = 0
         self.evaluations = 0
         self.seconds = 0.0
 
-    def __call__(self, points: Tensor, *rows: Tensor) -> Tensor:
+    def __call__(self, points: Tensor, *rows: Tensor, seed: int | None = None) -> Tensor:
         """Evaluate points [N, d], with what else there is in rows. Returns [N, d_out] on the device of points.
 
         It may be in memory that belongs to fn.
         """
-        answer = self._answer(points, rows)
+        answer = self._answer(points, rows, seed)
         return self._as_rows(answer if self.memory is None else self._split(answer)[0], points)
 
-    def advance(self, points: Tensor, *rows: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def advance(self, points: Tensor, *rows: Tensor, seed: int | None = None) -> tuple[Tensor, tuple[Tensor, ...]]:
         """As a call, of a function with memory; also returns its new state, [N, ...] each."""
-        answer, state = self._split(self._answer(points, rows))
+        answer, state = self._split(self._answer(points, rows, seed))
         return self._as_rows(answer, points), self._checked_state(state, points)
 
     def _as_rows(self, answer: object, points: Tensor) -> Tensor:
@@ -122,56 +121,30 @@ class RowFunction:
             self.out_features, self.interfaces = known
             raise
 
-    def home(self, device: torch.device) -> torch.device:
+    def compute_device(self, device: torch.device) -> torch.device:
         """Where the function works, given that its rows come from `device`: they are best made there."""
-        if self.interfaces == ("numpy",):
-            return CPU
-        for tensors, name in self._tensors:
-            if tensors.get(name) is not None:
-                home: torch.device = tensors[name].device
-                return home
-        return device
+        return CPU if self.interfaces == ("numpy",) else self.tensors.device() or device
 
-    def parameters(self) -> list[Tensor | None]:
-        """Those that a module works with at this moment."""
-        return [tensors.get(name) for tensors, name in self._tensors[: self._n_parameters]]
-
-    def check_parameters(self, before: list[Tensor | None]) -> None:
-        """Refuse to go on with others than those of the forward pass: those that `functional_call` gave are gone."""
-        now = self.parameters()
-        try:
-            same = len(before) == len(now) and all(
-                a is b or (a is not None and b is not None and torch.equal(a, b))
-                for a, b in zip(before, now, strict=True)
-            )
-        except RuntimeError:  # of a transform that is over, or not to be compared
-            same = False
-        if not same:
-            raise BoxError(
-                f"the parameters of the box {describe(self.fn)} are not those of the forward pass any more: leave them "
-                "out of what functional_call replaces"
-            )
-
-    def replaced(self, fn: Callable[..., Any]) -> "RowFunction":
+    def replaced(self, fn: Callable[..., Any], time_features: int | None) -> "RowFunction":
         """Another function in the place of this one, with the counters going on."""
-        other = RowFunction(fn, self.out_features, self.time_features, self.memory)
+        other = RowFunction(fn, self.out_features, time_features, self.memory)
         other.calls, other.evaluations, other.seconds = self.calls, self.evaluations, self.seconds
         return other
 
-    def _answer(self, points: Tensor, rows: tuple[Tensor, ...]) -> object:
+    def _answer(self, points: Tensor, rows: tuple[Tensor, ...], seed: int | None) -> object:
         start = time.perf_counter()
         try:
             if len(self.interfaces) == 1:
-                return self._call(self.interfaces[0], points, rows)
+                return self._call(self.interfaces[0], points, rows, seed)
             first, second = self.interfaces
-            owner: Any = keeper(self.fn)
+            owner: Any = snapshot_owner(self.fn)
             before = None if owner is None else owner.snapshot()
             try:
-                answer = self._call(first, points.clone(), tuple(t.clone() for t in rows))
+                answer = self._call(first, points.clone(), tuple(t.clone() for t in rows), seed)
             except (TypeError, AttributeError, ValueError):
                 if owner is not None:
                     owner.restore(before)
-                answer = self._call(second, points, rows)
+                answer = self._call(second, points, rows, seed)
                 first = second
             self.interfaces = (first,)
             return answer
@@ -196,7 +169,7 @@ class RowFunction:
         what = f"{n} rows of" if self.time_features is None else f"{n} sequences of {width // d} x"
         return f"{what} {d} inputs, {points.dtype}" + ("" if self.memory is None else ", and a state")
 
-    def _call(self, interface: Interface, points: Tensor, rows: tuple[Tensor, ...]) -> object:
+    def _call(self, interface: Interface, points: Tensor, rows: tuple[Tensor, ...], seed: int | None) -> object:
         self.calls += 1
         self.evaluations += points.shape[0]
         x = points if self.time_features is None else points.view(len(points), -1, self.time_features)
@@ -204,9 +177,9 @@ class RowFunction:
         if self.memory is not None:
             first = len(arrays) - self.memory.spec.num_leaves
             arrays = [arrays[0], tree_unflatten(arrays[first:], self.memory.spec), *arrays[1:first]]
-        if self.seed is None or (self.seed_position or 0) < len(arrays):  # a context stands there
+        if seed is None or (self.seed_position or 0) < len(arrays):  # a context stands there
             return self.fn(*arrays)
-        return self.fn(*arrays, seed=self.seed)
+        return self.fn(*arrays, seed=seed)
 
     def _checked(self, answer: object, points: Tensor) -> Tensor:
         name = describe(self.fn)
@@ -241,66 +214,6 @@ class RowFunction:
         return answer.detach().to(points.device)
 
 
-def keeper(fn: object) -> object | None:
-    """The object that keeps a state behind fn, if there is one: with methods `snapshot` and `restore`."""
-    for candidate in (fn, getattr(fn, "__self__", None)):
-        if callable(getattr(candidate, "snapshot", None)) and callable(getattr(candidate, "restore", None)):
-            return candidate
-    return None
-
-
-def state_tensor(value: object) -> Tensor:
-    """A part of a state, whatever kind of numbers it has."""
-    if isinstance(value, np.ndarray):
-        return torch.as_tensor(value.copy(), device=CPU)
-    if not isinstance(value, Tensor):
-        raise TypeError(f"{type(value).__name__} is neither a tensor nor an array")
-    return value
-
-
-class Form:
-    """How a state is made of tensors: alone, or in tuples, lists and dictionaries."""
-
-    def __init__(self, state: object) -> None:
-        self._example = tree_map(lambda _: 0, state)  # travels better than torch's own specification
-        self.spec = tree_flatten(self._example)[1]
-
-    def __deepcopy__(self, _memo: dict[int, Any]) -> "Form":
-        return self
-
-    def __reduce__(self) -> Any:  # noqa: ANN401
-        return Form, (self._example,)
-
-
-def entries(dictionaries: list[Any]) -> list[tuple[dict[str, Any], str]]:
-    """What is in them. Compiled modules (TorchScript) have none that can be looked into."""
-    real = [tensors for tensors in dictionaries if isinstance(tensors, dict)]
-    return [(tensors, name) for tensors in real for name, t in tensors.items() if t is not None]
-
-
-def freeze(module: nn.Module) -> nn.Module:
-    """The module, not to be trained and in eval mode, as far as it can be: exported ones have no modes."""
-    for parameter in module.parameters():
-        if not nn.parameter.is_lazy(parameter):
-            parameter.requires_grad_(False)
-    with contextlib.suppress(NotImplementedError):
-        module.eval()
-    return module
-
-
-@contextlib.contextmanager
-def in_eval_mode(fn: object) -> Iterator[None]:
-    """Every module of it as in evaluation, for the time being; afterwards as each was."""
-    modules = [module for module in fn.modules() if module.training] if isinstance(fn, nn.Module) else []
-    for module in modules:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in modules:
-            module.training = True
-
-
 def from_numpy(array: np.ndarray) -> Tensor:
     """A tensor of the array, whatever its byte order, precision or write protection."""
     known = array.dtype.isnative and array.dtype.itemsize <= 8 and array.dtype.kind in "fib"
@@ -311,11 +224,3 @@ def from_numpy(array: np.ndarray) -> Tensor:
 def describe(fn: Callable[..., Any]) -> str:
     """A name for messages."""
     return str(getattr(fn, "__name__", type(fn).__name__))
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that memory ran out, on the CPU or on an accelerator."""
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return True
-    text = str(error)
-    return isinstance(error, RuntimeError) and ("not enough memory" in text or "out of memory" in text)

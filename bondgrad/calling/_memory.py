@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from bondgrad.calling._function import Form, RowFunction, keeper, state_tensor
+from bondgrad.calling._function import RowFunction
+from bondgrad.calling._state_form import StateForm, snapshot_owner, state_tensor
 from bondgrad.errors import BoxError
 
 Leaves = tuple[Tensor, ...]  # of a state, [N, ...] each
@@ -36,7 +37,7 @@ class Memory(nn.Module, ABC):
         """Change to another stream. That for evaluation begins anew each time."""
 
 
-class Carried(Memory):
+class ExplicitState(Memory):
     """A state of tensors that goes in and comes out: fn(x, state) -> (y, state).
 
     Args:
@@ -45,7 +46,7 @@ class Carried(Memory):
 
     def __init__(self, initial: Any) -> None:  # noqa: ANN401
         super().__init__()
-        leaves, self.form = tree_flatten(initial)[0], Form(initial)
+        leaves, self.form = tree_flatten(initial)[0], StateForm(initial)
         try:
             self.initial: Leaves = tuple(state_tensor(leaf).detach().clone() for leaf in leaves)
         except (TypeError, ValueError, RuntimeError) as error:
@@ -128,7 +129,7 @@ class Carried(Memory):
         return None if now is None else tuple(leaf.data_ptr() for leaf in now)
 
 
-class Snapshots(Memory):
+class InternalState(Memory):
     """A box that keeps its state to itself: fn.snapshot() gives it away, fn.restore(snapshot) brings it back.
 
     Such a box is called with all rows of a batch and nothing else, since what it remembers may be about those rows. A
@@ -166,6 +167,15 @@ class Snapshots(Memory):
     def restore(self, before: Any) -> None:  # noqa: ANN401
         """Remember what was remembered then."""
         self._box[0].restore(before)
+
+    def from_snapshot(self, before: Any, function: Callable[..., Tensor]) -> Callable[..., Tensor]:  # noqa: ANN401
+        """The function as it answers when the box remembers what it did then."""
+
+        def from_before(points: Tensor, *rows: Tensor, seed: int | None = None) -> Tensor:
+            self.restore(before)
+            return function(points, *rows, seed=seed)
+
+        return from_before
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
@@ -205,32 +215,32 @@ def _row_kind(t: Tensor) -> tuple[object, ...]:
 
 
 # Layers around one and the same box share its memory.
-_shared: "weakref.WeakValueDictionary[int, Snapshots]" = weakref.WeakValueDictionary()
+_shared: "weakref.WeakValueDictionary[int, InternalState]" = weakref.WeakValueDictionary()
 
 
 def find_memory(fn: Callable[..., Any], state: object, training: bool = True) -> Memory | None:
     """The kind that a box has, if any."""
-    owner = keeper(fn)
+    owner = snapshot_owner(fn)
     if owner is None:
-        return None if state is None else Carried(state)
+        return None if state is None else ExplicitState(state)
     if state is not None:
         raise ValueError("fn has snapshot() and restore(), so it keeps its own state: leave out state")
     memory = _shared.get(id(owner))
     if memory is None or not memory.belongs_to(owner):
-        memory = _shared[id(owner)] = Snapshots(owner, training)
+        memory = _shared[id(owner)] = InternalState(owner, training)
     return memory
 
 
-class Recorder:
+class StateRecorder:
     """A function with memory, as one without that writes down what it remembers after each call."""
 
     def __init__(self, function: RowFunction) -> None:
         self.function = function
         self._after: list[Leaves] = []
 
-    def __call__(self, points: Tensor, *rows: Tensor) -> Tensor:
+    def __call__(self, points: Tensor, *rows: Tensor, seed: int | None = None) -> Tensor:
         """See `RowFunction.__call__`."""
-        y, after = self.function.advance(points, *rows)
+        y, after = self.function.advance(points, *rows, seed=seed)
         self._after.append(tuple(leaf.clone() for leaf in after))  # a box may answer in the same memory each time
         return y
 

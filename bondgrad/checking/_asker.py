@@ -8,12 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from bondgrad.box import BlackBox
-from bondgrad.calling._function import in_eval_mode
+from bondgrad.calling._modules import in_eval_mode
 from bondgrad.measuring._no_trace import no_trace
-from bondgrad.policies._calibrated import MORE, RUNGS
+from bondgrad.policies import MeasuringPolicy
 from bondgrad.step._state import PolicyState
-from bondgrad.step._trace import Trace
-from bondgrad.step._trials import FIRST_ROWS
+from bondgrad.step._trials import SETTINGS
 from bondgrad.torch_support._random import Generators
 
 
@@ -46,9 +45,13 @@ class Asker:
     @property
     def beginning_cost(self) -> int:
         """The most evaluations that the first gradient takes beyond that: policies may have to find a first step."""
-        new = [layer for layer in self.layers if layer.policy.share > 0 and layer.policy_state.schedule.trials == 0]
-        looks = sum(layer.estimator.evaluations(layer.in_features) for layer in new if layer._trace.begun is None)
-        return (RUNGS + MORE) * FIRST_ROWS * looks + 2 * FIRST_ROWS * len(new)
+        cost = 0
+        for layer in self.layers:
+            policy = layer.policy
+            if isinstance(policy, MeasuringPolicy) and layer.policy_state.schedule.trials == 0:
+                gradient = layer.estimator.evaluations(layer.in_features) if layer.eval_start is None else 0
+                cost += SETTINGS.start_rows * (policy.start_slopes * gradient + 2)
+        return cost
 
     def answers(self, x: Tensor, context: tuple[Tensor, ...]) -> Tensor:
         """The box at rows x [N, d]: [N, d_out]."""
@@ -88,9 +91,9 @@ class Asker:
     @contextlib.contextmanager
     def _counted(self, rows: int) -> Iterator[None]:
         """What a BlackBox asks of its function counts, else the rows."""
-        before = sum(layer._function.evaluations for layer in self.layers)
+        before = sum(layer.function.evaluations for layer in self.layers)
         yield
-        self.evaluations += max(rows, sum(layer._function.evaluations for layer in self.layers) - before)
+        self.evaluations += max(rows, sum(layer.function.evaluations for layer in self.layers) - before)
 
     @contextlib.contextmanager
     def _other_random_numbers(self, generator: torch.Generator) -> Iterator[None]:
@@ -108,20 +111,14 @@ class Asker:
     def no_trace(self) -> Iterator[None]:
         """Meanwhile, modules are in eval mode; afterwards all is as it was, whatever happens.
 
-        Every BlackBox writes its diary into another one, that says nothing of failures.
+        Statistics of every BlackBox go to a temporary trace, which says nothing of failures.
         """
-        traces = [layer._trace for layer in self.layers]
-        known = [dict(vars(layer._function)) for layer in self.layers]  # its counters, and what it learnt of fn
-        with no_trace(self.box), in_eval_mode(self.box):
-            try:
-                for layer, trace in zip(self.layers, traces, strict=True):
-                    layer._trace = Trace(warns=False)
-                    layer._trace.begun = trace.begun
-                yield
-            finally:
-                for layer, trace, before in zip(self.layers, traces, known, strict=True):
-                    layer._trace = trace
-                    vars(layer._function).update(before)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(no_trace(self.box))
+            stack.enter_context(in_eval_mode(self.box))
+            for layer in self.layers:
+                stack.enter_context(layer.without_trace())
+            yield
 
 
 def portions(total: int, most: int) -> Iterator[int]:

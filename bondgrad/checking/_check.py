@@ -7,12 +7,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from bondgrad.calling import _arguments as arguments
+from bondgrad.calling._inputs import check_input, context_rows
+from bondgrad.calling._limits import Limits
 from bondgrad.checking._asker import Asker
 from bondgrad.checking._diagnosis import HUGE, percent, problems, weak
 from bondgrad.checking._finite import not_finite
 from bondgrad.checking._slopes import Slopes, rungs
 from bondgrad.checking._trial import COPIES, GRADIENTS, Trial
+from bondgrad.errors import checked_seed, positive_float, positive_int
 
 ROWS = 16  # of x at which slopes are measured
 MANY = 256  # rows at which the gradient is at least to be finite
@@ -132,16 +134,16 @@ def check(
         raise TypeError(f"box must be callable, got {type(box).__name__}")
     if isinstance(x, Tensor) and (x.ndim != 2 or x.dtype.itemsize < 4):
         raise ValueError(f"x must be rows [N, d] in float32 or float64, got {list(x.shape)} of {x.dtype}")
-    arguments.check_input(x, x.shape[-1] if isinstance(x, Tensor) else 0)
+    check_input(x, x.shape[-1] if isinstance(x, Tensor) else 0)
     if not bool(torch.isfinite(x).all()):
         raise ValueError("x must be finite: leave out rows with NaN or inf")
-    tolerance = arguments.positive_float("tolerance", tolerance)
-    budget = arguments.positive_int("budget", budget)
-    generator = torch.Generator("cpu").manual_seed(arguments.checked_seed(seed))
-    bounds = getattr(box, "limits", None) if limits is None else arguments.Limits(limits, x.shape[1])
+    tolerance = positive_float("tolerance", tolerance)
+    budget = positive_int("budget", budget)
+    generator = torch.Generator("cpu").manual_seed(checked_seed(seed))
+    bounds = getattr(box, "limits", None) if limits is None else Limits(limits, x.shape[1])
     asker = Asker(box, budget)
     with asker.no_trace():
-        slopes, missing = _scene(asker, x.detach(), arguments.context_rows(context, x.shape[:1]), bounds, generator)
+        slopes, missing = _scene(asker, x.detach(), context_rows(context, x.shape[:1]), bounds, generator)
         trial = Trial(slopes, tolerance, generator)
         evidence = trial.run().also_missing(missing)
         wrong, seen = bool(evidence.wrong.any()), bool(evidence.enough.all())
@@ -162,7 +164,7 @@ def _scene(
     asker: Asker,
     x: Tensor,
     context: tuple[Tensor, ...],
-    bounds: arguments.Limits | None,
+    bounds: Limits | None,
     generator: torch.Generator,
 ) -> tuple[Slopes, Tensor]:
     """Choose rows of x [N, d], and gy such that every output has the same weight.

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from bondgrad.measuring._step_trial import Differences
 from bondgrad.structure._groups import Groups
 
 # evaluate(points [b, ..., d], rows): the box at points near each of b rows, `rows` saying which b of the batch.
@@ -35,12 +36,18 @@ class Estimator(ABC):
     """
 
     draws = 1  # perturbations the policy must draw per entry
-    together = False  # moves all inputs at once, whatever the groups
     order = 2  # the power of the step with which the error falls
-    shared = False  # whether all differences of a row are taken from the forward pass's answer
+    together = False  # whether all inputs move at once, whatever the groups
+    shared_base = False  # whether all differences of a row are taken from the forward pass's answer
+    first_round_needs_gy = False  # whether the points of its first request depend on the loss's gradient
 
     def __init__(self, normalize_rows: bool = False) -> None:
         self.normalize_rows = normalize_rows
+
+    @property
+    def differences(self) -> Differences:
+        """What a policy is told of the estimator."""
+        return Differences(self.order, self.shared_base, self.draws)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(normalize_rows={self.normalize_rows})"

@@ -19,7 +19,7 @@ class Forward(Estimator):
     """
 
     order = 1
-    shared = True
+    shared_base = True
 
     def evaluations(self, groups: int) -> int:
         """See `Estimator.evaluations`."""

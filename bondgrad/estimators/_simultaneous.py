@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from bondgrad.calling._arguments import positive_int
+from bondgrad.errors import positive_int
 from bondgrad.estimators._estimator import Estimator, Evaluate, Site, change, chunks, clamped, difference, span
 from bondgrad.structure._groups import Groups
 

@@ -1,6 +1,7 @@
-"""Evaluators: where and in which portions the box is evaluated."""
+"""Evaluators: where the box is evaluated."""
 
-from bondgrad.evaluators._evaluator import Evaluator
+from bondgrad.evaluators._driver import Driver
+from bondgrad.evaluators._evaluator import Answer, Evaluator, Request
 from bondgrad.evaluators._local import Local
 
-__all__ = ["Evaluator", "Local"]
+__all__ = ["Answer", "Driver", "Evaluator", "Local", "Request"]

@@ -1,42 +1,55 @@
-"""What every evaluator answers: the box at these points."""
+"""The seam between a layer and the place where its box is evaluated: a request goes in, an answer comes out."""
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Literal, NamedTuple
 
-import torch
 from torch import Tensor
 
-T = TypeVar("T")
-Function = Callable[..., Tensor]  # (points [N, d], *rows [N, ...]) -> [N, d_out]
-Answer = tuple[Tensor, Tensor | None]  # (y, ok); None: all rows were answered
+Purpose = Literal["base", "gradient", "trial", "structure", "probe"]
+
+
+class Request(NamedTuple):
+    """Rows to be evaluated."""
+
+    function: Callable[..., Tensor]  # function(points, *context, seed=seed) -> [N, d_out]; counts its evaluations
+    points: Tensor  # [N, d]
+    context: tuple[Tensor, ...] = ()  # [N, ...] each: what else the function is given
+    pairs: bool = False  # rows 2k and 2k + 1 are the two signs of one perturbation: keep them together, in this order
+    seed: int | None = None  # for a function that takes one
+    purpose: Purpose = "base"  # why these rows are evaluated
+    number: int = 0  # of the request, counted by the layer
+
+
+class Answer(NamedTuple):
+    """What came of a request. Only `y` must be given; the rest describes rows to a journal or a progress display."""
+
+    y: Tensor  # [N, d_out] the outputs in the order of the points; it may be memory that belongs to the function
+    ok: Tensor | None = None  # [N] bool, False where no output came for a row; None: all came
+    worker: Tensor | None = None  # [N] the number of the worker that evaluated a row
+    start: Tensor | None = None  # [N] seconds, when its evaluation began
+    duration: Tensor | None = None  # [N] seconds that it took
+    attempts: Tensor | None = None  # [N] how often it was tried
+    error: tuple[str | None, ...] | None = None  # N texts: why no output came for a row
 
 
 class Evaluator(ABC):
-    """Decides where and in which portions rows are evaluated."""
+    """Decides where rows are evaluated: in this process, in others, on other machines.
 
-    version = 0  # to be raised when portions change
+    An evaluator does one thing, `evaluate`. Splitting requests into portions that fit into memory, halving them when
+    memory runs out, and numbering them is done for every evaluator alike by `Driver`, which never sends more than
+    `max_rows` rows in a request.
+
+    Whether an output that came is of use, finite for a start, is not judged here.
+    """
+
+    max_rows: int | None = None  # the most rows in one request; None: as many as `memory` allows
+    memory: int | None = None  # bytes that inputs, contexts and outputs of a request may take; None: see `Driver`
 
     @abstractmethod
-    def portion(self, row_bytes: int, wanted: int, device: torch.device) -> int:
-        """How many of the `wanted` points of one gradient may exist at a time, `row_bytes` each with their outputs."""
+    def evaluate(self, request: Request) -> Answer:
+        """Evaluate the rows of a request, and answer in their order.
 
-    @abstractmethod
-    def evaluate(self, function: Function, points: Tensor, context: tuple[Tensor, ...]) -> Answer:
-        """The box at points [N, d], in order: the outputs [N, d_out], and ok [N], False where none came for a row.
-
-        Whether an output that came is of use, finite for a start, is not judged here.
-
-        Consecutive rows 2k and 2k + 1 may be the two signs of one perturbation: they go to the same place, next to each
-        other.
+        An exception says that the request as a whole failed. It is raised to the user, except for one that says that
+        memory ran out: then the driver asks again for fewer rows at a time.
         """
-
-    def answers(self, function: Function, points: Tensor, context: tuple[Tensor, ...]) -> Tensor:
-        """As `evaluate`, with NaN where no answer came."""
-        y, ok = self.evaluate(function, points, context)
-        return y if ok is None else y.masked_fill(~ok[:, None], math.nan)
-
-    @abstractmethod
-    def run(self, work: Callable[[], T]) -> T:
-        """Run `work`, which asks for `portion` and calls `evaluate`; again with less, if it was too much at once."""

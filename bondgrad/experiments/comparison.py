@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bondgrad.experiments.model import Parts
 from bondgrad.metrics import exact_vjp, sign_accuracy
-from bondgrad.step._trace import Step
+from bondgrad.step._records import Step
 from bondgrad.torch_support._precision import arithmetic
 
 # Ways to count the right signs of a step. The paper does not say which is its own.
@@ -136,7 +136,7 @@ class Comparison:
             reference = exact_vjp(exact.reservoir, step.x, step.gy)
         else:
             reference = exact_vjp(lambda x: exact.reservoir(x, memory)[0], step.x, step.gy)
-        last = black_box._trace.last
+        last = black_box.trace.last
         assert last is not None
         sizes = last.size.mean((0, 1))  # [d]
         bounds = (sizes.mean(), sizes.amax(), last.lower.amin(), last.upper.amax())

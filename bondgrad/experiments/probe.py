@@ -21,9 +21,9 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from bondgrad.calling._arguments import Limits, checked_seed
 from bondgrad.calling._function import from_numpy
-from bondgrad.errors import BoxError
+from bondgrad.calling._limits import Limits
+from bondgrad.errors import BoxError, checked_seed
 from bondgrad.probing import Report, Session
 from bondgrad.probing._report import BATCH, STEPS
 from bondgrad.probing._words import duration

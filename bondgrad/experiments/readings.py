@@ -10,7 +10,7 @@ from torch import Tensor
 from bondgrad.estimators import Central, Estimator, Evaluate, Forward, Simultaneous, Site
 from bondgrad.estimators._estimator import clamped, difference, span
 from bondgrad.experiments.settings import Gradient, Reading
-from bondgrad.policies import Batch, Bond, Policy, State, Steps, Trial
+from bondgrad.policies import Batch, Bond, Differences, MeasuringPolicy, Observation, Policy, State, Steps
 
 
 def estimator(gradient: Gradient, in_features: int, out_features: int) -> Estimator:
@@ -159,7 +159,7 @@ class PolicyWithReading(Policy):
     """
 
     def __init__(self, inner: Policy, reading: Reading) -> None:
-        if inner.share > 0:
+        if isinstance(inner, MeasuringPolicy):
             raise ValueError(f"another reading of perturbations is for policies of the paper, not for {inner!r}")
         self.inner, self.shared = inner, reading.perturbations == "shared"
         self.least_ulps = inner.least_ulps if reading.least_step else 0.0
@@ -184,10 +184,10 @@ class PolicyWithReading(Policy):
             size=steps.size[:, :1].expand_as(steps.size), sign=steps.sign[:, :1].expand_as(steps.sign)
         )
 
-    def summarize(self, state: State, g: Tensor, steps: Steps, trial: Trial | None, estimator: Estimator) -> Tensor:
+    def summarize(self, state: State, seen: Observation) -> Tensor:
         """See `Policy.summarize`."""
-        return self.inner.summarize(state, g, steps, trial, estimator)
+        return self.inner.summarize(state, seen)
 
-    def observe(self, state: State, summary: Tensor, rows: int, estimator: Estimator) -> State:
+    def observe(self, state: State, summary: Tensor, rows: int, differences: Differences) -> State:
         """See `Policy.observe`."""
-        return self.inner.observe(state, summary, rows, estimator)
+        return self.inner.observe(state, summary, rows, differences)

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bondgrad.calling._function import entries, keeper
+from bondgrad.calling._modules import entries
+from bondgrad.calling._state_form import snapshot_owner
 
 
 @contextlib.contextmanager
@@ -21,7 +22,7 @@ def no_trace(fn: object) -> Iterator[None]:
     randomness, buffers = RandomStates(), _buffers(fn)
     modules = fn.modules() if isinstance(fn, nn.Module) else ()
     places = [(tensors, name, tensors[name]) for tensors, name in entries([m._buffers for m in modules])]
-    owner: Any = keeper(fn)
+    owner: Any = snapshot_owner(fn)
     kept = None if owner is None else owner.snapshot()
     try:
         yield

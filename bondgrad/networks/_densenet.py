@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from bondgrad.calling._arguments import positive_int
+from bondgrad.errors import positive_int
 from bondgrad.networks._convolution import convolution
 
 BLOCKS = 3

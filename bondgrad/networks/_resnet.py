@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bondgrad.calling._arguments import positive_int
+from bondgrad.errors import positive_int
 from bondgrad.networks._convolution import convolution
 
 STAGES = ((64, 3), (128, 4), (256, 23), (512, 3))  # width of the bottleneck, blocks

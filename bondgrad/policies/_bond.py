@@ -3,24 +3,21 @@
 import functools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from bondgrad.calling._arguments import positive_float
-from bondgrad.policies._policy import Batch, Policy, State, Steps
-from bondgrad.policies._trial import Trial
-from bondgrad.torch_support._device import look_is_free
-
-if TYPE_CHECKING:
-    from bondgrad.estimators import Estimator
+from bondgrad.errors import positive_float
+from bondgrad.measuring._step_trial import Differences
+from bondgrad.policies._policy import Batch, Observation, Policy, State, Steps
+from bondgrad.torch_support import _device as device
 
 Bounds = Literal["bond", "sqrt6", "error-terms", "adam", "max-v"]
 Reduce = Literal["sum", "mean", "mean-abs"]
 
-LEAST = 0.01  # step, in units of the best one
-LARGEST = 1e34  # square of a gradient that is remembered: a thousand of them must not overflow
+LEAST_STEP = 0.01  # in units of the longest step that is right for a box that bends on the scale of its inputs
+LARGEST_SQUARE = 1e34  # of a gradient that is remembered: a thousand of them must not overflow
 
 
 class Bond(Policy):
@@ -101,7 +98,7 @@ class Bond(Policy):
         magnitude = m.abs()
         smallest, largest = magnitude.aminmax()
         seen = None
-        if not look_is_free(x.device) or not float(smallest) > 0:
+        if not device.reading_is_free(x.device) or not float(smallest) > 0:
             seen = magnitude > 0  # nor is anything known of an input where all that was seen cancels
             smallest = torch.where(seen, magnitude, math.inf).amin()
             largest = torch.where(seen, magnitude, 0).amax()
@@ -122,11 +119,11 @@ class Bond(Policy):
         first = math.sqrt(noise)  # the first step's scale, for inputs that are all zero, or not all finite
         norm = torch.linalg.vector_norm(batch.x, dim=0) if batch.sums is None else batch.sums.sqrt()  # [d]
         best = norm.mul_(math.cbrt(3 * noise) / math.sqrt(batch.rows))
-        least, most = map(float, best.aminmax()) if look_is_free(best.device) else (0.0, 0.0)
+        least, most = map(float, best.aminmax()) if device.reading_is_free(best.device) else (0.0, 0.0)
         if not 0 < least <= most < math.inf:
             best = best.nan_to_num_(first, first)
             best = torch.where(best > 0, best, first)
-        return torch.clamp(size, best * LEAST, best)
+        return torch.clamp(size, best * LEAST_STEP, best)
 
     def _bounds(
         self, m: Tensor, v: Tensor, smallest: Tensor, largest: Tensor, state: State, noise: float
@@ -173,14 +170,15 @@ class Bond(Policy):
         lower = torch.where(below > 0, noise / below, math.nan)
         return lower, torch.where(above > 0, (6 / v * above).sqrt(), math.nan)
 
-    def summarize(self, state: State, g: Tensor, steps: Steps, trial: Trial | None, estimator: "Estimator") -> Tensor:
+    def summarize(self, state: State, seen: Observation) -> Tensor:
         """See `Policy.summarize`: [d] of gradients, or [2, d] with the squares of the steps."""
+        g = seen.g
         total = torch.linalg.vector_norm(g, 1, dim=0) if self.reduce == "mean-abs" else g.sum(0)
         if self.bounds != "error-terms":
             return total
-        return torch.stack((total, steps.size.square().mean(0).sum(0)))
+        return torch.stack((total, seen.steps.size.square().mean(0).sum(0)))
 
-    def observe(self, state: State, summary: Tensor, rows: int, estimator: "Estimator") -> State:
+    def observe(self, state: State, summary: Tensor, rows: int, differences: Differences) -> State:
         """See `Policy.observe`."""
         total = summary[0] if "last" in state else summary
         reduced = (total if self.reduce == "sum" else total / rows).float()
@@ -190,11 +188,11 @@ class Bond(Policy):
         new = {"sums": sums}
         if "last" in state:
             new["last"] = torch.stack((reduced, (summary[1] / rows).sqrt().float()))
-        elif look_is_free(reduced.device):  # and nearly always spares the rest
+        elif device.reading_is_free(reduced.device):  # and nearly always spares the rest
             least, most = map(float, square.aminmax())
-            if least > 0 and most < LARGEST:
+            if least > 0 and most < LARGEST_SQUARE:
                 return new
-        valid = (square > 0) & (square < LARGEST)  # false for NaN
+        valid = (square > 0) & (square < LARGEST_SQUARE)  # false for NaN
         if "last" in state:
             valid &= torch.isfinite(new["last"][1])
         return {name: torch.where(valid, value, state[name]) for name, value in new.items()}

@@ -1,6 +1,6 @@
 """A step the user chooses."""
 
-from bondgrad.calling._arguments import positive_float
+from bondgrad.errors import positive_float
 from bondgrad.policies._policy import Batch, Policy, State, Steps, constant_steps
 
 

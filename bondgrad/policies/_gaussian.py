@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from bondgrad.calling._arguments import positive_float
+from bondgrad.errors import positive_float
 from bondgrad.policies._policy import Batch, Policy, State, Steps
 
 

@@ -2,7 +2,7 @@
 
 import math
 
-from bondgrad.calling._arguments import positive_float
+from bondgrad.errors import positive_float
 from bondgrad.policies._policy import Batch, Policy, State, Steps, constant_steps
 
 

@@ -1,15 +1,12 @@
 """What every policy answers: how far is each input moved?"""
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from bondgrad.policies._trial import First, Trial
-
-if TYPE_CHECKING:
-    from bondgrad.estimators import Estimator
+from bondgrad.measuring._step_trial import Differences, StartingPoint, StepTrial
 
 State = dict[str, Tensor]
 
@@ -52,6 +49,15 @@ class Steps(NamedTuple):
     upper: Tensor  # [d]
 
 
+class Observation(NamedTuple):
+    """What a training step showed to a policy."""
+
+    g: Tensor  # [B, d] the gradient
+    steps: Steps  # that it was estimated with
+    differences: Differences  # of the estimator
+    trial: StepTrial | None = None  # what was measured besides; None: nothing, or the policy is not a `MeasuringPolicy`
+
+
 class Policy(ABC):
     """Decides the size of every perturbation.
 
@@ -62,12 +68,9 @@ class Policy(ABC):
     What a policy learns from a batch goes through sums over rows (`measure` before a step, `summarize` after it), so
     that the parts of a joint batch in several processes can be added up.
 
-    A policy may also try the box out: it then has a `share` of the evaluations of training for `Trial`s, and finds a
-    first step by itself in `start`. It is asked to `observe` at steps with a trial only, unless several processes are
-    at work.
+    Only `steps` must be written. A policy that measures its steps by itself is a `MeasuringPolicy`.
     """
 
-    share = 0.0  # of the evaluations of training that trials may cost; 0: none are made
     least_ulps = 4.0  # units of the rounding of x that `BlackBox` adds to every step, lest it vanishes in them
 
     def init(self, in_features: int) -> State:
@@ -77,14 +80,6 @@ class Policy(ABC):
     def measure(self, x: Tensor) -> Tensor:
         """Sums over the rows of x [B, d] that `steps` must know of the whole batch, [k]. None by default."""
         return x.new_empty(0)
-
-    def start(self, state: State, first: First) -> State:
-        """Find first steps. Called before the first gradient, if there is a `share` for trials."""
-        return state
-
-    def lost(self, state: State) -> bool:
-        """Whether what was known is of no use any more, and it has to `start` anew. Asked after trials."""
-        return False
 
     @abstractmethod
     def steps(self, state: State, batch: Batch, n: int, noise: float) -> Steps:
@@ -97,25 +92,37 @@ class Policy(ABC):
             noise: Half-width b of the noise on the box's outputs.
         """
 
-    def standard_error(self, state: State, size: Tensor) -> Tensor | None:
-        """Standard deviation of the slopes over steps `size` [B, d], for a loss gradient of norm 1; None: unknown."""
-        return None
+    def summarize(self, state: State, seen: Observation) -> Tensor:
+        """Sums over the rows of what was seen in a step: what `observe` needs of them, in any shape."""
+        return seen.g.new_empty(0)
 
-    def summarize(self, state: State, g: Tensor, steps: Steps, trial: Trial | None, estimator: "Estimator") -> Tensor:
-        """Sums over the rows of the gradient g [B, d] that the steps gave: what `observe` needs of them, any shape.
-
-        Args:
-            state: As for `steps`.
-            g: [B, d].
-            steps: What `steps` returned.
-            trial: What was tried out in this step, if anything.
-            estimator: That made g.
-        """
-        return g.new_empty(0)
-
-    def observe(self, state: State, summary: Tensor, rows: int, estimator: "Estimator") -> State:
+    def observe(self, state: State, summary: Tensor, rows: int, differences: Differences) -> State:
         """Learn from what `summarize` said of `rows` rows. Returns the new state."""
         return state
+
+
+class MeasuringPolicy(Policy):
+    """A policy that measures the box now and then, to find its steps by itself.
+
+    It has a `share` of the evaluations of training for trials. A trial measures slopes at some rows with half, once and
+    twice their steps, and is given to `summarize`. `observe` is called at steps with a trial only, unless several
+    processes are at work. Before its first gradient, and whenever `needs_start` says so, `start` finds first steps.
+    """
+
+    share: float  # of the evaluations of training that trials may cost
+    start_slopes: int  # how often `start` measures slopes at most
+
+    @abstractmethod
+    def start(self, state: State, start: StartingPoint) -> State:
+        """Find first steps. Returns the new state."""
+
+    @abstractmethod
+    def needs_start(self, state: State) -> bool:
+        """Whether no steps are known yet, or what was known is of no use any more."""
+
+    @abstractmethod
+    def standard_error(self, state: State, size: Tensor) -> Tensor:
+        """Standard deviation of the slopes over steps `size` [B, d], for a loss gradient of norm 1; NaN: unknown."""
 
 
 def constant_steps(size: float, batch: Batch, n: int) -> Steps:

@@ -11,9 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bondgrad.calling._arguments import Limits
-from bondgrad.calling._function import RowFunction, is_out_of_memory, keeper
+from bondgrad.calling._function import RowFunction
+from bondgrad.calling._limits import Limits
+from bondgrad.calling._state_form import snapshot_owner
 from bondgrad.errors import BoxError
+from bondgrad.evaluators._driver import is_out_of_memory
 
 PORTION = 512  # most rows in a call, other than to see how fast large calls are
 COMPANY = 8  # rows of a call with several, where their number does not matter
@@ -82,7 +84,7 @@ class Asker:
         self.errors: dict[str, int] = {}  # what it raised, and how often, since this was last cleared
         self._start = time.perf_counter()
         self._end = self._start + seconds
-        owner: Any = keeper(fn)
+        owner: Any = snapshot_owner(fn)
         self._keeper = owner
         self._kept = None if owner is None else owner.snapshot()
 
@@ -188,10 +190,10 @@ class Asker:
         if self._keeper is not None:
             self._keeper.restore(self._kept)
         made = self.realise(points).to(self.dtype).to(self.device).clone()  # a box may write into what it is given
-        self.function.seed = self.function.calls if self.seed is None and self._needs_seed else self.seed
+        seed = self.function.calls if self.seed is None and self._needs_seed else self.seed
         nearby = [c[rows.to(c.device)] for c in self.context]
         with contextlib.nullcontext() if self._default.type == "cpu" else self._default:
-            y = self.function(made, *nearby)
+            y = self.function(made, *nearby, seed=seed)
         return y.double().cpu().clone()
 
     def workplace(self) -> AbstractContextManager[Any]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bondgrad.policies import Calibrated
-from bondgrad.step._trials import ROWS
+from bondgrad.step._trials import SETTINGS
 
 if TYPE_CHECKING:
     from bondgrad.probing._report import Report
@@ -28,7 +28,7 @@ def predict(report: "Report", batch: int, steps: int) -> dict[str, Cost]:
     for estimator, moved in per_row.items():
         seconds = None
         if report.speed is not None:
-            took, rows = report.speed.seconds, min(batch, ROWS)
+            took, rows = report.speed.seconds, min(batch, SETTINGS.rows)
             # Trials of the default policy: of so many rows, with half and with twice the step, and unmoved.
             trials = Calibrated.share * batch * moved / (rows * (2 * moved + 1))
             seconds = took(batch) + took(batch * moved) + trials * (2 * took(rows * moved) + took(rows))

@@ -9,7 +9,7 @@ from bondgrad.probing._asker import Asker, LeftOut
 from bondgrad.probing._words import percent
 from bondgrad.structure import colour
 from bondgrad.structure.discovery._detect import POINTS, REPEATS, find_dependencies
-from bondgrad.structure.discovery._search_batch import ROUNDING, Scene
+from bondgrad.structure.discovery._search_batch import ROUNDING, SearchBatch
 
 COARSE = 0.4  # the same of steps between answers
 NOISY = 0.03  # standard deviation over the spread of the outputs, beyond which too much would be missed
@@ -61,7 +61,7 @@ def measure_dependence(asker: Asker, generator: torch.Generator) -> Dependence:
         return asker.ask(points.reshape(-1, d), nearby).view(*shape, -1)
 
     eps = float((unit / asker.scale.clamp_min(1e-300)).max()) / ROUNDING
-    scene = Scene(asker.x[rows], asker.y[rows], evaluate, asker.most, max(eps, 1e-12), eps, asker.low, asker.high)
+    scene = SearchBatch(asker.x[rows], asker.y[rows], evaluate, asker.most, max(eps, 1e-12), eps, asker.low, asker.high)
     found = find_dependencies(scene, generator)
     depends = found.depends
     if found.heard < 0.5:

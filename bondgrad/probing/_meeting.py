@@ -5,8 +5,8 @@ import time
 import torch
 from torch import Tensor
 
-from bondgrad.calling._function import is_out_of_memory
 from bondgrad.errors import BoxError
+from bondgrad.evaluators._driver import is_out_of_memory
 from bondgrad.probing._asker import AGAIN, COMPANY, Asker, LeftOut
 
 ALONE = 64  # rows that are tried before a box is believed not to work

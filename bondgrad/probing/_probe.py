@@ -10,8 +10,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from bondgrad.calling import _arguments as arguments
 from bondgrad.calling._function import RowFunction
+from bondgrad.calling._inputs import check_callable, check_input, context_rows
+from bondgrad.calling._limits import Limits
+from bondgrad.errors import checked_seed, positive_float, positive_int
 from bondgrad.measuring._no_trace import no_trace
 from bondgrad.probing._asker import Asker, LeftOut
 from bondgrad.probing._company import measure_company
@@ -89,22 +91,22 @@ class Session:
         module: str | None = None,
         sample: str | None = None,
     ) -> None:
-        arguments.check_callable(fn)
+        check_callable(fn)
         if isinstance(x, Tensor) and x.ndim != 2:
             raise ValueError(f"x must be rows, [N, d], got {list(x.shape)}")
-        arguments.check_input(x, x.shape[-1] if isinstance(x, Tensor) else 0)
+        check_input(x, x.shape[-1] if isinstance(x, Tensor) else 0)
         if not bool(torch.isfinite(x).all()):
             raise ValueError("x must be finite: leave out rows with NaN or infinite values")
-        if arguments.positive_int("budget", budget) < LEAST:
+        if positive_int("budget", budget) < LEAST:
             raise ValueError(f"budget must be at least {LEAST} evaluations, got {budget}")
         rows = x.detach().float() if x.dtype.itemsize < 4 else x.detach()
-        rows = rows.to(RowFunction(fn, None).home(rows.device))
+        rows = rows.to(RowFunction(fn, None).compute_device(rows.device))
         self._autocast = autocast_dtype(rows)
-        self._limits = None if limits is None else arguments.Limits(limits, x.shape[1])
-        self._random = torch.Generator("cpu").manual_seed(arguments.checked_seed(seed))
+        self._limits = None if limits is None else Limits(limits, x.shape[1])
+        self._random = torch.Generator("cpu").manual_seed(checked_seed(seed))
         keep = torch.randperm(len(x), generator=self._random, device="cpu")[:ROWS]
-        contexts = tuple(c.to(rows.device) for c in arguments.context_rows(context, x.shape[:1]))
-        seconds = arguments.positive_float("seconds", seconds)
+        contexts = tuple(c.to(rows.device) for c in context_rows(context, x.shape[:1]))
+        seconds = positive_float("seconds", seconds)
         self.asker = Asker(fn, rows, keep, contexts, self._limits, budget, seconds)
         self._fn, self._name, self._module = fn, name or _variable(fn), module
         self._sample = sample or f"{len(x):,} rows given"

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bondgrad.calling._function import in_eval_mode
+from bondgrad.calling._modules import in_eval_mode
 from bondgrad.errors import BoxError
 from bondgrad.measuring._no_trace import RandomStates
 from bondgrad.probing._asker import Asker, LeftOut

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bondgrad.calling._arguments import positive_float, positive_int
+from bondgrad.errors import positive_float, positive_int
 from bondgrad.reservoirs._reservoir import Reservoir, part
 from bondgrad.structure import Blocks
 from bondgrad.torch_support._random import Generators

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bondgrad.calling._arguments import checked_seed, not_negative, positive_float, positive_int
+from bondgrad.errors import checked_seed, not_negative, positive_float, positive_int
 from bondgrad.reservoirs._reservoir import Reservoir
 
 MEMORY = 2**31  # bytes, about, that are taken at a time

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bondgrad.calling._arguments import positive_float, positive_int
+from bondgrad.errors import positive_float, positive_int
 from bondgrad.networks import ffnn
 from bondgrad.reservoirs._reservoir import Reservoir, random_numbers
 from bondgrad.structure import Blocks, Sequence

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from bondgrad.calling._arguments import not_negative, positive_float, positive_int
+from bondgrad.errors import not_negative, positive_float, positive_int
 from bondgrad.reservoirs._reservoir import Reservoir, random_numbers
 
 

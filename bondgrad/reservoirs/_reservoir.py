@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bondgrad.calling._arguments import checked_seed, positive_int
+from bondgrad.errors import checked_seed, positive_int
 from bondgrad.structure import Structure
 
 

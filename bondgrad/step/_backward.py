@@ -1,133 +1,139 @@
 """The backward pass: from perturbations, through evaluations, to the gradient at the box's inputs."""
 
-import contextlib
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from bondgrad.calling import _arguments as arguments
-from bondgrad.calling._memory import Snapshots
 from bondgrad.errors import BoxError
-from bondgrad.policies import Batch
-from bondgrad.step._forward import Pass
-from bondgrad.step._neighbourhood import Asking, moves
-from bondgrad.step._trace import Step
-from bondgrad.step._trials import Tries, half_width, learn, trial_due, tries_out
-from bondgrad.structure.discovery._tracker import Found
-from bondgrad.torch_support._device import is_capturing, look_is_free
-
-if TYPE_CHECKING:
-    from bondgrad.box import BlackBox
+from bondgrad.policies import Batch, MeasuringPolicy, Observation, Policy, State
+from bondgrad.step._neighbourhood import Neighbourhood, perturbations
+from bondgrad.step._records import HostChanges, Step, StepInputs, StepResult, TrialResult
+from bondgrad.step._trials import TrialRows, half_width, result_of, trial_due
+from bondgrad.structure import Structure
+from bondgrad.structure.discovery._tracker import Discovery
+from bondgrad.torch_support import _device as device
 
 
-class Circumstances(NamedTuple):
-    """Of a forward pass, for its backward pass."""
+def take_step(step: StepInputs) -> StepResult:
+    """One backward pass. It changes nothing: what it found out is in the result.
 
-    training: bool
-    autocast: torch.dtype | None  # for a box that does not run in full precision
-    forward: Pass = Pass()
-    parameters: list[Tensor | None] | None = None  # of a box that is a module
-
-
-def differentiate(
-    layer: "BlackBox", how: Circumstances, x: Tensor, y: Tensor, gy: Tensor, context: tuple[Tensor, ...]
-) -> Tensor:
-    """The gradient [B, d] at x [B, d], where the box lives.
-
-    Changes of state come last, so that a box that fails leaves none. Then come the hooks.
+    Rows may be sequences, [B, T·d]; to the policy every time step is a row.
     """
-    memory = layer.memory
-    with memory.kept() if isinstance(memory, Snapshots) else contextlib.nullcontext():
-        g, step = _differentiate(layer, how, arguments.inside(layer.limits, x), y, gy, context)
-    if is_capturing(x.device):
-        layer._trace.captured.append(step)
-    else:
-        layer._run_hooks(step)
-    return g
+    policy, estimator = step.parts.policy, step.parts.estimator
+    box = Neighbourhood(step.parts, step.x, step.y, step.context, step.forward.states)
+    batch = rows_of(step)
+    discovery = search_structure(step, box)
+    structure = step.structure if discovery is None else discovery.structure
+    start = prepare(step, box, structure, batch)
 
+    steps = policy.steps(start.state, batch, estimator.draws, start.noise)
+    delta = perturbations(step.x, steps.size, steps.sign, policy.least_ulps)
+    slopes = box.slopes(structure, step.gy, delta)  # [B, W]
+    g = usable(slopes, step.gy).reshape(batch.x.shape)  # [B·T, d]
 
-def _differentiate(
-    layer: "BlackBox", how: Circumstances, x: Tensor, y: Tensor, gy: Tensor, context: tuple[Tensor, ...]
-) -> tuple[Tensor, Step]:
-    """See `differentiate`. Rows may be sequences, [B, T·d]; to the policy every time step is a row."""
-    d, policy, policy_state, findings = layer.in_features, layer.policy, layer.policy_state, layer.findings
-    estimator, schedule = layer.estimator, policy_state.schedule
-    rows = x.reshape(-1, d) if x.shape[1] != d else x
-    noise = half_width(layer, x.dtype)
-    capturing = is_capturing(x.device)
-    asking = Asking(layer, x, y, context, how.forward.recall)
-    found: Found | None = None
-    if findings is not None and how.training and not capturing and findings.due(x.shape[1] // d):
-        rounding = layer._function.rounding or torch.finfo(x.dtype).eps
-        found = asking.run(lambda: findings.look(asking.scene(noise, rounding)))
-    structure = layer.structure if found is None else found.structure
-
-    generator = policy_state.random.on(x.device) if capturing else policy_state.random.fork(x.device)
-    state = policy_state.read(x.device)
-    ranks, joint_rows, first, sums, _ = how.forward.part
-    batch = Batch(rows, generator, joint_rows or rows.shape[0], first, None if sums is None else sums.to(x.device))
-    begins = policy.share > 0 and schedule.trials == 0
-    if policy.share > 0 and ranks > 1:  # what all processes have begun with may not have been exchanged yet
-        begins = policy.lost(state)
-    if begins and capturing:
-        raise BoxError("a policy that measures its steps has to run once before it is captured: use GraphedStep")
-    trying = how.training and not capturing and trial_due(layer)
-    tries = Tries(asking, structure, gy, batch) if begins or trying else None
-    if tries is not None and len(tries.live) == 0:  # the loss asks for no gradient
-        begins = trying = False
-    asked = layer._function.evaluations
-    if begins and tries is not None:
-        state = layer._trace.begin(how.training, lambda: policy.start(state, tries.first()), x.device)
-        trying &= tries.heard  # else it begins anew at the next step
-    elif trying and tries is not None and policy.share == 0:  # noise="auto": the policy's own steps might be too long
-        learn(layer, tries.scout(batch), y, layer._function.evaluations - asked)
-        trying, noise = False, half_width(layer, x.dtype)
-    steps = policy.steps(state, batch, estimator.draws, noise)
-    before = layer._function.evaluations
-    delta = moves(x, steps.size, steps.sign, policy.least_ulps)
-    raw = asking.slopes(structure, gy, delta)
-    g = usable(raw, gy)
-    after = layer._function.evaluations
-    trial = tries.trial(steps, raw) if tries is not None and trying else None
-    asked = before - asked + layer._function.evaluations - after  # to try things out
-
-    g_rows = g.reshape(rows.shape)
-    new_state, summary = state, None
-    if how.training and (trial is not None or policy.share == 0 or ranks > 1):
-        # Wrappers average the gradient over the processes, so a row has a share of what it would have alone.
-        summary = policy.summarize(state, g_rows if ranks == 1 else g_rows / ranks, steps, trial, estimator)
-        if ranks == 1:
-            new_state = policy.observe(state, summary, rows.shape[0], estimator)
+    trial = start.rows.trial(steps, slopes) if start.rows is not None else None
+    summary, state = learn(step, start.state, Observation(g, steps, estimator.differences, trial))
     if estimator.normalize_rows:
-        g_rows = normalized(g_rows) * ranks  # of which the wrappers leave one share
+        g = normalized(g) * step.forward.part.ranks  # of which the wrappers leave one share
+    return StepResult(
+        g=g.view(step.x.shape),
+        changes=HostChanges(
+            steps, seen_by_hooks(step, structure, g), step.forward.training, box.evaluations["gradient"]
+        ),
+        generator=batch.generator,
+        failures=torch.stack(box.failures).sum() if box.failures else None,
+        state=state,
+        summary=summary,
+        discovery=discovery,
+        noise_trial=start.noise_trial,
+        trial=None if trial is None else result_of(trial, step, box.evaluations["trial"]),
+        restart=trial is not None and state is not None and needs_start(policy, state),
+        eval_start=start.eval_start,
+        errors=tuple(box.errors),
+    )
 
-    trace = layer._trace
-    if asking.failed:
-        trace.add_failures(torch.stack(asking.failed).sum(), raises=layer.on_failure == "raise")
-    trace.last = steps
-    if how.training:
-        policy_state.random.join(x.device, generator)
-        if ranks > 1 and summary is not None:
-            policy_state.ranks.remember(how.forward.part, summary)
-        else:
-            policy_state.write(new_state)
-        if tries_out(layer):
-            schedule.step(after - before)
-        if trial is not None:
-            learn(layer, trial, y, asked)
-            if ranks == 1 and policy.lost(new_state):
-                schedule.begin()
-        if findings is not None:
-            if found is not None:
-                findings.accept(found)
-            findings.credit += after - before
-    g = g_rows.view(x.shape)
-    step = Step(x, gy, g)
-    if structure.in_time:
-        step = Step(*(t.reshape(len(x), x.shape[1] // d, -1) for t in step))
-    return g, step
+
+def needs_start(policy: Policy, state: State) -> bool:
+    """Whether the policy has to find its steps anew."""
+    return isinstance(policy, MeasuringPolicy) and policy.needs_start(state)
+
+
+def rows_of(step: StepInputs) -> Batch:
+    """The rows as the policy sees them, and where they stand in a batch of several processes."""
+    rows, part = step.x.reshape(-1, step.parts.in_features), step.forward.part
+    sums = None if part.sums is None else part.sums.to(rows.device)
+    return Batch(rows, step.generator, part.rows or rows.shape[0], part.first, sums)
+
+
+def search_structure(step: StepInputs, box: Neighbourhood) -> Discovery | None:
+    """Look at which outputs depend on which inputs, if it is time to."""
+    tracker, time = step.tracker, step.x.shape[1] // step.parts.in_features
+    if tracker is None or not step.forward.training or step.capturing or not tracker.due(time):
+        return None
+    rounding = step.parts.function.rounding or torch.finfo(step.x.dtype).eps
+    noise = assumed_noise(step, step.schedule.noise)
+    return box.run(lambda: tracker.look(box.search_batch(noise, rounding)))
+
+
+def assumed_noise(step: StepInputs, measured: float) -> float:
+    """The half-width of the noise on the outputs that this step reckons with."""
+    rounding = max(torch.finfo(step.x.dtype).eps, step.parts.function.rounding)
+    return half_width(step.noise, measured, rounding)
+
+
+class Start(NamedTuple):
+    """What is known before the steps are chosen."""
+
+    state: State  # the policy's
+    noise: float  # half-width
+    rows: TrialRows | None = None  # at which other steps are to be tried; None: at none
+    noise_trial: TrialResult | None = None  # of a trial that was made to measure the noise
+    eval_start: State | None = None
+
+
+def prepare(step: StepInputs, box: Neighbourhood, structure: Structure, batch: Batch) -> Start:
+    """Find a first step for a policy that needs one, or measure the noise for one that asks for it."""
+    policy, training = step.parts.policy, step.forward.training
+    start = Start(step.state, assumed_noise(step, step.schedule.noise), eval_start=step.eval_start)
+    measuring = policy if isinstance(policy, MeasuringPolicy) else None
+    begins = measuring is not None and step.schedule.trials == 0
+    if step.forward.part.ranks > 1:  # what all processes began with may not have been exchanged yet
+        begins = needs_start(policy, step.state)
+    if begins and step.capturing:
+        raise BoxError("a policy that measures its steps has to run once before it is captured: use GraphedStep")
+    trying = training and not step.capturing and trial_due(policy, step.noise, step.schedule)
+    rows = TrialRows(step, box, structure, batch) if begins or trying else None
+    if rows is None or len(rows.live) == 0:  # the loss asks for no gradient
+        return start
+    if measuring is not None and begins:
+        state = step.eval_start
+        # Eval mode leaves the policy's state alone, but does not look for a first step twice.
+        if training or state is None or next(iter(state.values())).device != batch.x.device:
+            state = measuring.start(step.state, rows.starting_point())
+        start = start._replace(state=state, eval_start=step.eval_start if training else state)
+        trying &= rows.answered  # else it begins anew at the next step
+    elif measuring is None:  # noise="auto": the policy's own steps might be too long to try
+        found = result_of(rows.trial_at_first_step(batch), step, box.evaluations["trial"])
+        return start._replace(noise=assumed_noise(step, found.noise), noise_trial=found)
+    return start._replace(rows=rows if trying else None)
+
+
+def learn(step: StepInputs, state: State, seen: Observation) -> tuple[Tensor | None, State | None]:
+    """What the other processes are to be told, and the policy's new state where there are none; None: nothing."""
+    policy, part = step.parts.policy, step.forward.part
+    waits = isinstance(policy, MeasuringPolicy) and seen.trial is None and part.ranks == 1
+    if not step.forward.training:
+        return None, None
+    if waits:
+        return None, state
+    # Wrappers average the gradient over the processes, so a row has a share of what it would have alone.
+    g = seen.g if part.ranks == 1 else seen.g / part.ranks
+    summary = policy.summarize(state, seen._replace(g=g))
+    if part.ranks > 1:
+        return summary, None
+    return None, policy.observe(state, summary, seen.g.shape[0], seen.differences)
 
 
 def usable(slopes: Tensor, gy: Tensor) -> Tensor:
@@ -136,7 +142,7 @@ def usable(slopes: Tensor, gy: Tensor) -> Tensor:
     What could not be estimated is zero; but where the loss's own gradient is not finite neither is ours, as loss
     scalers expect.
     """
-    if look_is_free(slopes.device) and math.isfinite(slopes.sum()):
+    if device.reading_is_free(slopes.device) and math.isfinite(slopes.sum()):
         return slopes
     return slopes.nan_to_num(0, 0, 0) + (gy * 0).sum(1, keepdim=True)
 
@@ -146,3 +152,12 @@ def normalized(g: Tensor) -> Tensor:
     # Scaled to a largest entry of 1 first, lest the squares of the norm over- or underflow.
     g = g / g.abs().amax(1, keepdim=True).clamp_min(torch.finfo(g.dtype).tiny)
     return torch.nn.functional.normalize(g, dim=1)
+
+
+def seen_by_hooks(step: StepInputs, structure: Structure, g: Tensor) -> Step:
+    """The step for hooks; of sequences with a dimension for time."""
+    seen = Step(step.x, step.gy, g.view(step.x.shape))
+    if not structure.in_time:
+        return seen
+    batch, width = step.x.shape
+    return Step(*(t.reshape(batch, width // step.parts.in_features, -1) for t in seen))

@@ -2,24 +2,31 @@
 
 import math
 import warnings
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from bondgrad.errors import BoxError
-from bondgrad.estimators import Estimator
-from bondgrad.policies import Trial
-
-ROUNDING = 16  # units of rounding by which answers to the same question may differ
-GREW = 4.0  # times as much noise as at first
-AT_FIRST = 4  # trials
-IN_A_ROW = 4  # trials that must agree before anything is said
-CERTAIN = 3.0  # standard deviations
-DROWNED = 0.1  # noise in the square of the slopes, from which on every tenth sign or so is wrong
+from bondgrad.measuring._step_trial import StepTrial
 
 
-class Vitals(NamedTuple):
+@dataclass(frozen=True)
+class HealthSettings:
+    """When something is worth a warning."""
+
+    rounding_units: int = 16  # units of rounding by which answers to the same question may differ
+    grown_noise: float = 4.0  # factor of the noise at first that is worth a warning
+    first_trials: int = 4  # that say what is usual
+    trials_in_a_row: int = 4  # that must agree before anything is said
+    signal: float = 3.0  # standard deviations by which slopes at two steps must agree to count as a signal
+    noisy_share: float = 0.1  # part of the slopes' square that is noise, from which on every tenth sign or so is wrong
+
+
+SETTINGS = HealthSettings()
+
+
+class HealthReport(NamedTuple):
     """What one trial says of the box."""
 
     alike: bool  # whether it gave the same answers to the same questions
@@ -31,22 +38,21 @@ class Vitals(NamedTuple):
     dead: bool  # whether nothing changed at all
 
 
-def examine(trial: Trial, y: Tensor, estimator: Estimator) -> Vitals:
+def examine(trial: StepTrial, y: Tensor) -> HealthReport:
     """What a trial says. Looks at values, so that it waits for the device.
 
     Args:
         trial: What was measured.
         y: [B, d_out] the answers in the forward pass.
-        estimator: That the slopes were measured with.
     """
-    rounding = ROUNDING * torch.finfo(y.dtype).eps * y.abs().nan_to_num(0, 0, 0).amax(0)
+    rounding = SETTINGS.rounding_units * torch.finfo(y.dtype).eps * y.abs().nan_to_num(0, 0, 0).amax(0)
     change = trial.repeated.nan_to_num(0, 0, 0)
     sound = trial.sound & torch.isfinite(trial.slopes).all(0)  # [r, d]
     slopes = torch.where(sound, trial.slopes, 0)
     scale = slopes.abs().amax().clamp_min(torch.finfo(y.dtype).tiny)  # lest squares overflow
     _, one, two = slopes / scale
     n = sound.sum(0)
-    noise = trial._replace(slopes=slopes / scale).noise(estimator.order, estimator.shared)
+    noise = trial._replace(slopes=slopes / scale).noise()
     share = (noise.sum(0) / n).nanmedian()
     rough = scale * (noise * trial.step.square()).sum(0).div(n).nanmedian().sqrt()
     # Noise alone would give products of the mean square that the noise itself has, half as much at twice the step.
@@ -57,7 +63,7 @@ def examine(trial: Trial, y: Tensor, estimator: Estimator) -> Vitals:
             (change.abs() > rounding).any().double(),
             (change.double().square().mean() / 2).sqrt(),
             # Two ends, each with its noise, over twice the step; or over the step.
-            (rough * (math.sqrt(0.5) if estimator.shared else math.sqrt(2))).double(),
+            (rough * (math.sqrt(0.5) if trial.differences.shared_base else math.sqrt(2))).double(),
             agreement.double(),
             (share / (two.square().sum(0) / n).nanmedian()).double(),
             (trial.step[0] >= 0.99 * trial.spread).double().mean(),
@@ -65,26 +71,26 @@ def examine(trial: Trial, y: Tensor, estimator: Estimator) -> Vitals:
         )
     )
     differ, spread, rough_, signal, drowned, at_limit, dead = numbers.nan_to_num(0, math.inf).tolist()
-    return Vitals(differ == 0, spread, rough_, signal, drowned, at_limit, dead == 1)
+    return HealthReport(differ == 0, spread, rough_, signal, drowned, at_limit, dead == 1)
 
 
-class Health:
+class HealthMonitor:
     """Watches trials, and says once what is wrong. Not part of a layer's state."""
 
     def __init__(self) -> None:
-        self.last: Vitals | None = None
-        self._seen: list[Vitals] = []  # the first, and the last few
+        self.last: HealthReport | None = None
+        self._seen: list[HealthReport] = []  # the first, and the last few
         self._said: set[str] = set()
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy begins anew."""
-        return Health().__dict__
+        return HealthMonitor().__dict__
 
-    def watch(self, now: Vitals) -> None:
+    def watch(self, now: HealthReport) -> None:
         """After a trial."""
         self.last = now
-        first, lately = self._seen[:AT_FIRST], [*self._seen, now][-IN_A_ROW:]
-        if len(first) == AT_FIRST:
+        first, lately = self._seen[: SETTINGS.first_trials], [*self._seen, now][-SETTINGS.trials_in_a_row :]
+        if len(first) == SETTINGS.first_trials:
             if all(v.alike for v in first) and not now.alike:
                 self._say(
                     "differs",
@@ -93,17 +99,17 @@ class Health:
                     "device wake up?",
                 )
             usual = max(v.noise for v in first)
-            if usual > 0 and all(v.noise > GREW * usual for v in lately):
+            if usual > 0 and all(v.noise > SETTINGS.grown_noise * usual for v in lately):
                 self._say(
                     "grew",
                     f"the noise on the box's outputs grew from {usual:.2g} to {now.noise:.2g} (standard deviation): "
                     "gradients have become worse. Is the device drifting or loose?",
                 )
-        if len(lately) == IN_A_ROW:
+        if len(lately) == SETTINGS.trials_in_a_row:
             self._warn_of_weakness(lately)
-        self._seen = [*first, *lately[1:]] if len(first) == AT_FIRST else [*self._seen, now]
+        self._seen = [*first, *lately[1:]] if len(first) == SETTINGS.first_trials else [*self._seen, now]
 
-    def raised(self, error: BoxError) -> None:
+    def raised(self, error: Exception) -> None:
         """In a trial."""
         self._say(
             "raised",
@@ -111,7 +117,7 @@ class Health:
             f"Training goes on; limits= keeps points inside the range where it answers. {error}",
         )
 
-    def _warn_of_weakness(self, lately: list[Vitals]) -> None:
+    def _warn_of_weakness(self, lately: list[HealthReport]) -> None:
         now = lately[-1]
         if all(v.dead for v in lately):
             self._say(
@@ -119,14 +125,14 @@ class Health:
                 "the box's outputs do not change at all when its inputs are moved: the network before it learns "
                 "nothing. Do the inputs reach it, and is it within the range where it answers?",
             )
-        elif all(v.signal < CERTAIN and v.drowned > 1 and not v.dead for v in lately):
+        elif all(v.signal < SETTINGS.signal and v.drowned > 1 and not v.dead for v in lately):
             self._say(
                 "silent",
                 "there is no signal in the gradient: differences are nothing but noise "
                 f"({now.noise or now.rough:.2g} on the outputs). The network before the box learns nothing; average "
                 "several readings, or give the box larger inputs.",
             )
-        elif "silent" not in self._said and all(v.drowned > DROWNED and v.at_limit >= 0.5 for v in lately):
+        elif "silent" not in self._said and all(v.drowned > SETTINGS.noisy_share and v.at_limit >= 0.5 for v in lately):
             if all(v.alike for v in lately):
                 self._say(
                     "drowned",

@@ -6,16 +6,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from bondgrad.policies import Policy, State
+from bondgrad.policies import Differences, Policy, State
+from bondgrad.torch_support._checkpoint import in_backward
 from bondgrad.torch_support._random import Generators
-from bondgrad.torch_support._ranks import Ranks
+from bondgrad.torch_support._ranks import ALONE, JointBatch, Ranks
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
-EARLY = 5  # trials
-FREE = 5  # gradients that the first trials may cost together; what they cost beyond that is saved later
+EARLY_TRIALS = 5  # that come more often than the share pays for
+FREE_GRADIENTS = 5  # that the first trials may cost together; what they cost beyond that is saved later
 
 
 class PolicyState(nn.Module):
@@ -26,13 +27,25 @@ class PolicyState(nn.Module):
 
     def __init__(self, policy: Policy, in_features: int, seed: int | None, group: "ProcessGroup | None") -> None:
         super().__init__()
-        self.names = []
-        for name, value in policy.init(in_features).items():
-            self.register_buffer(name, value)
-            self.names.append(name)
+        self.names: list[str] = []
         self.random = Generators(seed)
         self.schedule = Schedule()
         self.ranks = Ranks(group, in_features)
+        self.adopt(policy)
+
+    def adopt(self, policy: Policy) -> None:
+        """Begin anew with this policy, in buffers of its own, on the device where the last ones were."""
+        device = next((self.get_buffer(name).device for name in self.names), None)
+        for name in self.names:
+            del self._buffers[name]
+        self.names = []
+        for name, value in policy.init(self.ranks.in_features).items():
+            if hasattr(self, name):
+                raise ValueError(f"a policy's state cannot be called {name!r}, a name that is taken: call it otherwise")
+            self.register_buffer(name, value.to(device))
+            self.names.append(name)
+        self.schedule.begin()
+        self.ranks.forget()
 
     def read(self, device: torch.device) -> State:
         """The state, where it is needed."""
@@ -46,10 +59,21 @@ class PolicyState(nn.Module):
             if value is not buffers[name]:
                 buffers[name].copy_(value)
 
-    def forget(self, policy: Policy) -> None:
-        """Begin anew: what was learnt was learnt of another box."""
-        self.write(policy.init(self.ranks.in_features))
-        self.schedule.begin()
+    def joint_batch(self, policy: Policy, differences: Differences, x: Tensor, learns: bool) -> JointBatch:
+        """Where the rows x [B, d] stand in the batch of all processes, which tell one another what they learnt."""
+        group = self.ranks.current() if learns else None
+        if group is None:
+            # A forward pass that is run again takes part in nothing: the processes must not learn apart.
+            return self.ranks.unlearnt() if in_backward() else ALONE
+        part, state = self.ranks.exchange(group, policy, differences, self.read(x.device), x)
+        self.write(state)
+        return part
+
+    def exchange(self, policy: Policy, differences: Differences) -> None:
+        """Learn now what all processes saw in the last step."""
+        if self.ranks.last is not None and self.names:
+            state = dict(self.named_buffers())
+            self.write(self.ranks.exchange(self.ranks.last, policy, differences, state, None)[1])
 
     def get_extra_state(self) -> dict[str, Any]:
         """The random numbers and when to try what, for `state_dict`."""
@@ -85,9 +109,9 @@ class Schedule:
     def due(self, share: float, early: bool) -> bool:
         """Whether to try the box out in the next step; `early`: at first more often than the share pays for."""
         steps, credit, price = self.last
-        soon = early and self.trials < EARLY and self.steps - steps >= 2 ** (self.trials - 1)
+        soon = early and self.trials < EARLY_TRIALS and self.steps - steps >= 2 ** (self.trials - 1)
         paid = (self.credit - credit) * share >= price
-        overdraft = FREE * self.credit / max(1, self.steps)
+        overdraft = FREE_GRADIENTS * self.credit / max(1, self.steps)
         return self.trials == 0 or soon or (paid and self.credit * share >= self.spent - overdraft)
 
     def step(self, evaluations: int, steps: int = 1) -> None:

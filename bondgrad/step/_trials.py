@@ -1,191 +1,197 @@
-"""Trying the box out, at some rows of a training step."""
+"""Trials: a few rows of a training step measured at other steps, so that the policy and the layer can learn."""
 
 import math
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from bondgrad.errors import BoxError
-from bondgrad.policies import Batch, Calibrated, First, Steps, Trial
-from bondgrad.policies._trial import spread_of
-from bondgrad.step._health import Vitals, examine
-from bondgrad.step._neighbourhood import Asking, moves
-from bondgrad.step._trace import Step
+from bondgrad.measuring._ladder import climb
+from bondgrad.measuring._spread import Spread
+from bondgrad.measuring._step_trial import StartingPoint, StepTrial
+from bondgrad.policies import Batch, MeasuringPolicy, Policy, Steps
+from bondgrad.step._health import HealthReport, examine
+from bondgrad.step._neighbourhood import Neighbourhood, perturbations
+from bondgrad.step._records import Parts, Step, StepInputs, TrialResult
+from bondgrad.step._state import PolicyState, Schedule
 from bondgrad.structure import Structure
 
-if TYPE_CHECKING:
-    from bondgrad.box import BlackBox
 
-FIRST_ROWS, ROWS = 8, 16
-FOURTH = 4  # of the batch at most, or else trials cost more than training
-MEASURING = 0.01  # of the evaluations of training, for noise="auto"
-RANDOM = 8  # times as rough as random noise makes them may differences seem, before something else is suspected
-CHANGED = 1.25  # factor of the measured noise that is worth a change; a captured step has to be captured anew then
+@dataclass(frozen=True)
+class TrialSettings:
+    """How much of a batch trials use, and what they say of the noise."""
+
+    start_rows: int = 8  # at which a first step is looked for
+    rows: int = 16  # of a trial
+    batch_part: int = 4  # trials use at most one row in so many of a batch, or they would cost more than training
+    noise_share: float = 0.01  # of the evaluations of training, for noise="auto" with a policy that does not measure
+    rough_factor: float = 8.0  # differences may be so many times rougher than repeated answers before rounding counts
+    noise_change: float = 1.25  # factor of the noise that is worth a change: captured steps are captured anew then
 
 
-class Tries:
+SETTINGS = TrialSettings()
+
+
+def trial_share(policy: Policy, noise: float | str | None) -> float:
+    """The share of the evaluations of training that trials may cost."""
+    return policy.share if isinstance(policy, MeasuringPolicy) else SETTINGS.noise_share if noise == "auto" else 0.0
+
+
+def trial_due(policy: Policy, noise: float | str | None, schedule: Schedule) -> bool:
+    """Whether there is to be a trial in the next training step."""
+    share = trial_share(policy, noise)
+    return share > 0 and schedule.due(share, early=isinstance(policy, MeasuringPolicy))
+
+
+def half_width(noise: float | str | None, measured: float, rounding: float) -> float:
+    """The noise on the outputs that is reckoned with.
+
+    Args:
+        noise: As it was given to the layer.
+        measured: Half-width as trials found it; 0: not known.
+        rounding: Of inputs and outputs.
+    """
+    if isinstance(noise, float):
+        return noise
+    return max(rounding, measured) if noise == "auto" else rounding
+
+
+class TrialRows:
     """The box at some rows of a batch.
 
     Args:
-        asking: The box near the whole batch.
+        step: The training step.
+        box: The box near the whole batch.
         structure: Which inputs move together.
-        gy: [B, W_out] the loss's gradient at its outputs.
         batch: The rows of all time steps.
     """
 
-    def __init__(self, asking: Asking, structure: Structure, gy: Tensor, batch: Batch) -> None:
-        self.asking, self.structure, self.gy = asking, structure, gy
+    def __init__(self, step: StepInputs, box: Neighbourhood, structure: Structure, batch: Batch) -> None:
+        self.box, self.structure, self.gy = box, structure, step.gy
         # Where the loss has no gradient nothing can be learnt; so it is with all but the last step of a sequence.
-        self.live = (torch.isfinite(gy).all(1) & (gy != 0).any(1)).nonzero().squeeze(1)
-        self.heard = False  # whether the box gave any answer when a first step was looked for
-        self.spread, self.deviation = spread_of(batch.x, batch.sums, batch.rows)  # [d] each
-        if asking.low is not None and asking.high is not None:
-            room = (asking.high - asking.low)[: len(self.spread)] / 4  # where a step can be doubled, in most places
-            self.spread = torch.minimum(self.spread, room)
+        self.live = (torch.isfinite(step.gy).all(1) & (step.gy != 0).any(1)).nonzero().squeeze(1)
+        self.answered = False  # whether the box gave any answer when a first step was looked for
+        self.spread = Spread.of(batch.x, batch.sums, batch.rows)
+        self.reach = self.spread.reach  # [d]
+        if box.low is not None and box.high is not None:
+            room = (box.high - box.low)[: len(self.reach)] / 4  # where a step can be doubled, in most places
+            self.reach = torch.minimum(self.reach, room)
 
-    def first(self) -> First:
+    def starting_point(self) -> StartingPoint:
         """For a policy that knows nothing yet."""
-        part = _Part(self, FIRST_ROWS)
-        shape = (self.asking.layer.estimator.draws, *part.rows.shape)
+        rows = RowSubset(self, SETTINGS.start_rows)
+        shape = (self.box.parts.estimator.draws, *rows.x.shape)
         # Any directions will do, if only they are the same at every step.
         generator = torch.Generator("cpu").manual_seed(0)
-        sign = torch.empty(shape, device="cpu").uniform_(-1, 1, generator=generator).to(part.rows)
+        sign = torch.empty(shape, device="cpu").uniform_(-1, 1, generator=generator).to(rows.x)
 
         def slopes(h: Tensor) -> Tensor:
-            measured = part.slopes(h.expand(shape), sign)[0]
-            self.heard |= bool(torch.isfinite(measured).any())
+            measured = rows.slopes(h.expand(shape), sign)[0]
+            self.answered |= bool(torch.isfinite(measured).any())
             return measured
 
-        return First(self.spread, self.deviation, part.noise(), slopes)
+        return StartingPoint(self.spread, self.reach, rows.noise(), slopes)
 
-    def trial(self, steps: Steps, slopes: Tensor | None = None) -> Trial:
+    def trial(self, steps: Steps, slopes: Tensor | None = None) -> StepTrial:
         """Some rows with these steps, with half and with twice as long ones; `slopes` [B, W], if they are known."""
-        part = _Part(self, ROWS)
-        size, sign = part.of(steps.size), part.of(steps.sign)  # [n, r, d]
-        half, sound = part.slopes(size / 2, sign)
-        twice, also = part.slopes(size * 2, sign)
-        once = part.slopes(size, sign)[0] if slopes is None else part.scaled(slopes[part.which] / part.size)
+        rows = RowSubset(self, SETTINGS.rows)
+        size, sign = rows.of(steps.size), rows.of(steps.sign)  # [n, r, d]
+        half, sound = rows.slopes(size / 2, sign)
+        twice, also_sound = rows.slopes(size * 2, sign)
+        once = rows.slopes(size, sign)[0] if slopes is None else rows.scaled(slopes[rows.which] / rows.size)
         step = size[0] if len(size) == 1 else size.square().mean(0).sqrt()
-        return Trial(
-            self.spread, step, torch.stack((half, once, twice)), sound & also, part.asking.again() - part.asking.y
-        )
+        repeated = rows.box.ask_again("trial") - rows.box.y
+        differences, measured = self.box.parts.estimator.differences, torch.stack((half, once, twice))
+        return StepTrial(differences, self.reach, step, measured, sound & also_sound, repeated)
 
-    def scout(self, batch: Batch) -> Trial:
-        """Before anything is known of the box: with steps at which it answers sensibly."""
-        policy = Calibrated()
-        state = policy.start(policy.init(len(self.spread)), self.first())
-        state = {name: value.to(batch.x.device) for name, value in state.items()}
+    def trial_at_first_step(self, batch: Batch) -> StepTrial:
+        """For a policy that does not measure: with steps at which the box answers sensibly."""
+        step = climb(self.starting_point()).step.to(batch.x)
         generator = torch.Generator(batch.x.device).manual_seed(0)
-        steps = policy.steps(state, batch._replace(generator=generator), self.asking.layer.estimator.draws, 0.0)
-        return self.trial(steps)
+        draws = self.box.parts.estimator.draws
+        sign = batch._replace(generator=generator).uniform(draws)
+        return self.trial(Steps(step.expand(draws, *batch.x.shape), sign, step, step))
 
 
-class _Part:
+class RowSubset:
     """Some rows, evenly spaced; all, if they belong together."""
 
-    def __init__(self, tries: Tries, wanted: int) -> None:
-        whole = tries.asking
-        (batch, width), d = whole.x.shape, len(tries.spread)
-        live = torch.arange(batch, device=whole.x.device) if whole.whole else tries.live
-        count = batch if whole.whole else min(len(live), max(1, min(wanted * d // width, batch // FOURTH)))
+    def __init__(self, rows: TrialRows, wanted: int) -> None:
+        box = rows.box
+        (batch, width), d = box.x.shape, len(rows.reach)
+        live = torch.arange(batch, device=box.x.device) if box.whole else rows.live
+        most = max(1, min(wanted * d // width, batch // SETTINGS.batch_part))
+        count = batch if box.whole else min(len(live), most)
         self.which = live[torch.arange(count, device=live.device) * len(live) // count]
-        self.asking, self.structure = whole.part(self.which), tries.structure
-        gy = tries.gy[self.which]
+        self.box, self.structure = box.subset(self.which), rows.structure
+        gy = rows.gy[self.which]
         self.size = gy.abs().amax(1, keepdim=True)  # [r, 1], taken out first, lest squares overflow
         self.gy = gy / self.size  # not finite where gy is zero: nothing can be learnt there
-        self.rows = self.asking.x.reshape(-1, d)  # [r, d]
-        self.norm = self.asking.heard(self.structure, self.gy)
+        self.x = self.box.x.reshape(-1, d)  # [r, d]
+        self.norm = self.box.output_norm(self.structure, self.gy)
 
     def of(self, t: Tensor) -> Tensor:
         """Of something about all rows, [n, B·T, d]: [n, r, d]."""
-        return t.reshape(len(t), -1, self.asking.x.shape[1])[:, self.which].view(len(t), *self.rows.shape)
+        return t.reshape(len(t), -1, self.box.x.shape[1])[:, self.which].view(len(t), *self.x.shape)
 
     def scaled(self, slopes: Tensor) -> Tensor:
         """From slopes [b, W] for `gy`, those [r, d] for a loss gradient of norm 1."""
-        return (slopes / self.norm).reshape(self.rows.shape)
+        return (slopes / self.norm).reshape(self.x.shape)
 
     def noise(self) -> Tensor:
         """h² times the variance of the slopes, from answers to the same questions; zero for noise that cancels."""
-        layer = self.asking.layer
-        if layer._function.seed_position is not None:
-            return self.rows.new_zeros(())
-        times = 1 if self.asking.whole else -(-FIRST_ROWS // len(self.which))
-        change = torch.stack([self.asking.again() - self.asking.y for _ in range(times)])  # [times, r, W_out]
+        parts = self.box.parts
+        if parts.function.seed_position is not None:
+            return self.x.new_zeros(())
+        times = 1 if self.box.whole else -(-SETTINGS.start_rows // len(self.which))
+        change = torch.stack([self.box.ask_again("trial") - self.box.y for _ in range(times)])  # [times, r, W_out]
         weight = self.gy.square().expand_as(change)
         known = torch.isfinite(change) & torch.isfinite(weight)
         variance = torch.where(known, change.square() * weight, 0).sum() / torch.where(known, weight, 0).sum() / 2
-        estimator = layer.estimator  # one end of a move, over the step; or two, over twice the step
-        return (variance * (2 if estimator.shared else 0.5) / estimator.draws).nan_to_num(0, 0, 0)
+        return (variance * parts.estimator.differences.noise_gain).nan_to_num(0, 0, 0)
 
     def slopes(self, size: Tensor, sign: Tensor) -> tuple[Tensor, Tensor]:
         """At steps of that size [n, r, d]: [r, d], and which of them had all their evaluations."""
-        delta = moves(self.asking.x, size, sign, self.asking.layer.policy.least_ulps)
-        slopes, sound = self.asking.tried(self.structure, self.gy, delta)
-        return self.scaled(slopes), sound.view(self.rows.shape)
+        delta = perturbations(self.box.x, size, sign, self.box.parts.policy.least_ulps)
+        slopes, sound = self.box.trial_slopes(self.structure, self.gy, delta)
+        return self.scaled(slopes), sound.view(self.x.shape)
 
 
-def tries_out(layer: "BlackBox") -> float:
-    """The share of the evaluations of training that trials may cost."""
-    return max(layer.policy.share, MEASURING if layer.noise == "auto" else 0.0)
+def result_of(trial: StepTrial, step: StepInputs, evaluations: int) -> TrialResult:
+    """What a trial says of the box, for `BlackBox` to keep."""
+    if not bool(trial.sound.any()):  # it did not answer
+        return TrialResult(evaluations, None, step.schedule.noise)
+    report = examine(trial, step.y)
+    seeded = step.parts.function.seed_position is not None
+    return TrialResult(evaluations, report, _measured_noise(report, step.schedule.noise, seeded))
 
 
-def trial_due(layer: "BlackBox") -> bool:
-    """Whether something is to be tried out in the next training step."""
-    share = tries_out(layer)
-    return share > 0 and layer.policy_state.schedule.due(share, early=layer.policy.share > 0)
-
-
-def half_width(layer: "BlackBox", dtype: torch.dtype) -> float:
-    """The noise on the outputs that is reckoned with, for rows of that dtype."""
-    if isinstance(layer.noise, float):
-        return layer.noise
-    rounding = max(torch.finfo(dtype).eps, layer._function.rounding)
-    return max(rounding, layer.policy_state.schedule.noise) if layer.noise == "auto" else rounding
-
-
-def learn(layer: "BlackBox", trial: Trial, y: Tensor, asked: int) -> None:
-    """Keep what a trial said of the noise, and what it cost; warn if something is wrong.
-
-    Args:
-        layer: The layer.
-        trial: What was measured.
-        y: [B, d_out] the answers in the forward pass.
-        asked: Evaluations spent.
-    """
-    schedule = layer.policy_state.schedule
-    schedule.tried(asked)
-    if bool(trial.sound.any()):  # else it did not answer
-        vitals = examine(trial, y, layer.estimator)
-        layer.health.watch(vitals)
-        schedule.noise = _half_width_after(vitals, layer)
-
-
-def _half_width_after(vitals: Vitals, layer: "BlackBox") -> float:
-    """Of the noise on the outputs, once more is known of it."""
-    schedule = layer.policy_state.schedule
+def _measured_noise(report: HealthReport, before: float, seeded: bool) -> float:
+    """Half-width of the noise on the outputs, once more is known of it."""
     # Answers that differ say it best. But noise that both ends of a move have in common does no harm, and answers that
     # are rounded may be all alike.
-    random = layer._function.seed_position is None and vitals.noise * RANDOM > vitals.rough
-    deviation = vitals.noise if random else vitals.rough
+    random = not seeded and report.noise * SETTINGS.rough_factor > report.rough
+    deviation = report.noise if random else report.rough
     noise = math.sqrt(3) * deviation  # half-width of a uniform distribution
-    if schedule.noise > 0 and noise > 0:
-        noise = math.sqrt(noise * schedule.noise)
-    if not math.isfinite(noise) or 1 / CHANGED < noise / (schedule.noise or math.inf) < CHANGED:
-        return schedule.noise
-    return noise
+    if before > 0 and noise > 0:
+        noise = math.sqrt(noise * before)
+    change = SETTINGS.noise_change
+    return before if not math.isfinite(noise) or 1 / change < noise / (before or math.inf) < change else noise
 
 
-def standard_error(layer: "BlackBox", step: Step) -> Tensor:
+def standard_error(
+    parts: Parts, structure: Structure, policy_state: PolicyState, last: Steps | None, seen: Step
+) -> Tensor:
     """See `BlackBox.standard_error`."""
-    last, state = layer._trace.last, layer.policy_state.read(step.x.device)
-    size = None if last is None else last.size.square().mean(0).sqrt().view(step.x.shape)
-    if size is not None and layer.limits is not None:  # moves are cut short there
-        low, high = layer.limits.like(step.x)
-        size = (torch.minimum(step.x + size, high) - torch.maximum(step.x - size, low)) / 2
-    error = None if size is None else layer.policy.standard_error(state, size)
-    if error is None:
-        raise BoxError(f"{layer.policy} does not measure the noise: use policy='calibrated', and ask in a step hook")
-    x, gy = step.x.flatten(1), step.gy.flatten(1)  # [B, W] and [B, W_out], of sequences too
-    heard = Asking(layer, x, gy, (), ()).heard(layer.structure, gy)
-    return (error.flatten(1) * heard).view(step.x.shape)
+    policy = parts.policy
+    if last is None or not isinstance(policy, MeasuringPolicy):
+        raise BoxError(f"{policy} does not measure the noise: use policy='calibrated', and ask in a step hook")
+    size = last.size.square().mean(0).sqrt().view(seen.x.shape)
+    if parts.limits is not None:  # moves are cut short there
+        low, high = parts.limits.like(seen.x)
+        size = (torch.minimum(seen.x + size, high) - torch.maximum(seen.x - size, low)) / 2
+    error = policy.standard_error(policy_state.read(seen.x.device), size)
+    x, gy = seen.x.flatten(1), seen.gy.flatten(1)  # [B, W] and [B, W_out], of sequences too
+    norm = Neighbourhood(parts, x, gy).output_norm(structure, gy)
+    return (error.flatten(1) * norm).view(seen.x.shape)

@@ -6,10 +6,10 @@ from typing import Any
 from bondgrad.structure._sequence import Sequence
 from bondgrad.structure._structure import Dense, Pattern, Structure, as_pattern
 from bondgrad.structure.discovery._detect import Detection
-from bondgrad.structure.discovery._tracker import AutoHorizon, AutoPattern, Unknown
+from bondgrad.structure.discovery._tracker import AutoHorizon, AutoPattern, AutoStructure
 
 
-def resolve(structure: Any, fn: Callable[..., Any]) -> Structure | Unknown:  # noqa: ANN401
+def resolve(structure: Any, fn: Callable[..., Any]) -> Structure | AutoStructure:  # noqa: ANN401
     """The structure that was asked for; None: what fn declares as `fn.structure`, or dense."""
     if structure is None:
         own = getattr(fn, "structure", None)

@@ -4,7 +4,7 @@ from collections.abc import Sequence as Numbers
 
 import torch
 
-from bondgrad.calling._arguments import positive_int
+from bondgrad.errors import positive_int
 from bondgrad.structure._groups import Groups
 from bondgrad.structure._structure import Structure, Window
 

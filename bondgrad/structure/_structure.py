@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bondgrad.calling._arguments import positive_int
+from bondgrad.errors import positive_int
 from bondgrad.structure._colouring import colour
 from bondgrad.structure._groups import Groups
 

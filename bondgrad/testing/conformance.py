@@ -8,6 +8,7 @@ Each check raises AssertionError with what it measured. They look at the layer f
 and at the gradient that came back.
 """
 
+import copy
 import functools
 from collections.abc import Callable
 from typing import NamedTuple
@@ -18,9 +19,7 @@ from torch import Tensor
 from bondgrad.box import BlackBox
 from bondgrad.estimators import Estimator
 from bondgrad.evaluators import Local
-from bondgrad.policies import Batch, First, Policy, State, Steps
-from bondgrad.policies import Trial as PolicyTrial
-from bondgrad.step._trials import trial_due
+from bondgrad.policies import Batch, MeasuringPolicy, Policy, State, Steps
 from bondgrad.testing.boxes import Cubes, ExactBox, Linear, Quadratic, Sparse, TanhNetwork, Waves
 
 # Largest relative error of a gradient from small steps, by dtype and order of accuracy. In float32 it is rounding that
@@ -72,7 +71,7 @@ def check_order(subject: Subject) -> None:
     for box in (TanhNetwork(5, 16, 2), Waves(3, 7)):
         errors = []
         for size in sizes:
-            sized = subject._replace(policy=functools.partial(Rescaled, subject.policy(), size))
+            sized = subject._replace(policy=functools.partial(rescaled, subject.policy(), size))
             trial = trials(sized, box, steps=3, n=3)[-1]
             errors.append(relative_error(trial.g, trial.expected))
         order = slope(sizes, errors)
@@ -122,7 +121,9 @@ def check_structure(subject: Subject) -> None:
     for before, after in zip(plain, grouped, strict=True):
         grouped_too = subject.simultaneous or len(after.asked) < len(before.asked) / 2
         assert grouped_too, "inputs that share no output do not move together"
-        if subject.simultaneous or subject.policy().share > 0:  # whose steps are measured, with a pattern differently
+        if subject.simultaneous or isinstance(
+            subject.policy(), MeasuringPolicy
+        ):  # whose steps are measured, with a pattern differently
             error, allowed = relative_error(after.g, after.expected), FIRST * TOLERANCE[subject.dtype, subject.order]
         else:
             error, allowed = relative_error(after.g, before.g), 100 * torch.finfo(subject.dtype).eps
@@ -161,7 +162,7 @@ def trials(
     data = torch.Generator().manual_seed(3)
     results: list[Trial] = []
     while len(results) < steps:
-        asked_more = trial_due(layer)  # than a gradient needs
+        asked_more = layer.trial_due  # than a gradient needs
         x = torch.randn(batch, box.in_features, dtype=torch.float64, generator=data).to(subject.dtype).requires_grad_()
         gy = torch.randn(batch, box.out_features, dtype=torch.float64, generator=data).to(subject.dtype)
         y = layer(x)
@@ -193,36 +194,16 @@ def along(asked: Tensor, box: ExactBox, x: Tensor, gy: Tensor, depends: Tensor |
     return ((change * span).sum(1) / span.square().sum(1)).to(x.dtype)
 
 
-class Rescaled(Policy):
-    """Another policy's steps, brought to a given root mean square."""
+def rescaled(policy: Policy, rms: float) -> Policy:
+    """A copy of the policy whose steps are brought to a given root mean square."""
+    other = copy.copy(policy)
 
-    def __init__(self, policy: Policy, rms: float) -> None:
-        self.policy = policy
-        self.rms = rms
-        self.share = policy.share
+    def steps(state: State, batch: Batch, n: int, noise: float) -> Steps:
+        drawn = policy.steps(state, batch, n, noise)
+        return drawn._replace(size=drawn.size * (rms / drawn.size.square().mean().sqrt()))
 
-    def init(self, in_features: int) -> State:
-        """See `Policy.init`."""
-        return self.policy.init(in_features)
-
-    def start(self, state: State, first: First) -> State:
-        """See `Policy.start`."""
-        return self.policy.start(state, first)
-
-    def steps(self, state: State, batch: Batch, n: int, noise: float) -> Steps:
-        """See `Policy.steps`."""
-        steps = self.policy.steps(state, batch, n, noise)
-        return steps._replace(size=steps.size * (self.rms / steps.size.square().mean().sqrt()))
-
-    def summarize(
-        self, state: State, g: Tensor, steps: Steps, trial: PolicyTrial | None, estimator: Estimator
-    ) -> Tensor:
-        """See `Policy.summarize`."""
-        return self.policy.summarize(state, g, steps, trial, estimator)
-
-    def observe(self, state: State, summary: Tensor, rows: int, estimator: Estimator) -> State:
-        """See `Policy.observe`."""
-        return self.policy.observe(state, summary, rows, estimator)
+    other.steps = steps  # type: ignore[method-assign]
+    return other
 
 
 def relative_error(g: Tensor, expected: Tensor) -> float:

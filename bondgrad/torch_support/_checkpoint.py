@@ -3,8 +3,8 @@
 import itertools
 import sys
 from collections import deque
-from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,7 +12,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from bondgrad.errors import BoxError
 
-MOST = 256  # answers kept: more are forward passes whose backward pass never came
+T = TypeVar("T")
+MOST_ANSWERS = 256  # kept: more are forward passes whose backward pass never came
 
 
 def in_backward() -> bool:
@@ -36,11 +37,6 @@ def in_checkpoint() -> bool:
     return False
 
 
-def unseen() -> AbstractContextManager[Any]:
-    """Hidden from selective checkpointing, which would otherwise take what the box does for the network's work."""
-    return _disable_current_modes()
-
-
 class Answer(NamedTuple):
     """One forward pass through the box."""
 
@@ -54,11 +50,42 @@ class Answers:
     """What forward passes inside checkpoints gave, until their gradient was computed. Copies start empty."""
 
     def __init__(self) -> None:
-        self._kept: deque[Answer] = deque(maxlen=MOST)
+        self._kept: deque[Answer] = deque(maxlen=MOST_ANSWERS)
         self._tickets = itertools.count(1)
 
     def __reduce__(self) -> Any:  # noqa: ANN401
         return Answers, ()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def answer(
+        self, rows: tuple[Tensor, ...], ordered: bool, graded: bool, training: bool, ask: Callable[[bool], T]
+    ) -> tuple[T, int]:
+        """What a forward pass inside a checkpoint gives: the box's answer, or, when it runs again, the one kept.
+
+        Args:
+            rows: x and the contexts.
+            ordered: Whether the box remembers, so that the order of its answers matters.
+            graded: Whether this very run may be asked for a gradient.
+            training: The layer's mode.
+            ask: Asks the box; its argument says whether the layer is to learn from the step.
+
+        Returns:
+            What `ask` gave, and a ticket for `forget`; 0: nothing was kept.
+        """
+        with _disable_current_modes():  # selective checkpointing would take what the box does for the network's work
+            if in_backward():
+                known = self.find(rows, ordered)
+                if known is None:
+                    return ask(False), 0
+                if not graded and torch.is_grad_enabled():  # no gradient is to come
+                    self.forget(known.ticket)
+                return known.value, known.ticket
+            before = random_states(rows[0].device)
+            # Gradients are off in the first run of the reentrant kind, too.
+            value = ask(training and (graded or not torch.is_grad_enabled()))
+            return value, self.keep(rows, value, before)
 
     def keep(self, rows: tuple[Tensor, ...], value: object, before: list[Tensor]) -> int:
         """Remember. `before`: `random_states` before the box was called."""

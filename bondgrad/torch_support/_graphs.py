@@ -14,8 +14,6 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bondgrad.baselines import FDSA, PGT, SPSA
 from bondgrad.box import BlackBox
-from bondgrad.calling._memory import Carried
-from bondgrad.step._trace import Step
 from bondgrad.torch_support._random import Generators
 
 T = TypeVar("T")
@@ -224,13 +222,14 @@ class _Captured:
         for random in randoms:
             for generator in random.generators("cuda"):
                 self.graph.register_generator_state(generator)
-        self.recordings = [_Recording(box) for box in modules if isinstance(box, BlackBox)]
+        boxes = [module for module in modules if isinstance(module, BlackBox)]
+        for box in boxes:
+            box.start_recording()
         try:
             with _nothing_collected():
                 self._capture(step, stream)
         finally:
-            for recording in self.recordings:
-                recording.stop()
+            self.recordings = [(box, box.stop_recording()) for box in boxes]
         parameters = [p for module in modules for p in module._parameters.values() if p is not None]
         self.gradients = [(p, p.grad) for p in parameters if p.grad is not None]
 
@@ -256,48 +255,6 @@ class _Captured:
         self.graph.replay()
         for parameter, gradient in self.gradients:  # a step that ran as it is has put others there
             parameter.grad = gradient
-        for recording in self.recordings:
-            recording.replayed()
+        for box, recording in self.recordings:
+            box.replay(recording)
         return tree_map_only(Tensor, torch.clone, self.result)
-
-
-class _Recording:
-    """What a captured step leaves in a box's counters and for its hooks, to be left again by every replay.
-
-    Made before the capture; `stop` comes after it.
-    """
-
-    def __init__(self, box: BlackBox) -> None:
-        self.box = box
-        self.calls, self.evaluations = box._function.calls, box._function.evaluations
-        self.credit = 0 if box.findings is None else box.findings.credit
-        schedule = box.policy_state.schedule
-        self.trained, self.spent = schedule.steps, schedule.credit
-        box._trace.captured = []
-
-    def stop(self) -> None:
-        """The step is captured: it counts from its first replay on."""
-        function, trace = self.box._function, self.box._trace
-        self.calls, self.evaluations = function.calls - self.calls, function.evaluations - self.evaluations
-        function.calls -= self.calls
-        function.evaluations -= self.evaluations
-        schedule = self.box.policy_state.schedule
-        self.trained, self.spent = schedule.steps - self.trained, schedule.credit - self.spent
-        schedule.step(-self.spent, -self.trained)
-        if self.box.findings is not None:
-            self.credit = self.box.findings.credit - self.credit
-            self.box.findings.credit -= self.credit
-        self.last, self.steps, trace.captured = trace.last, trace.captured, []
-
-    def replayed(self) -> None:
-        """Leave it. Hooks get copies, since the next replay overwrites what they may keep."""
-        self.box._function.calls += self.calls
-        self.box._function.evaluations += self.evaluations
-        self.box.policy_state.schedule.step(self.spent, self.trained)
-        if self.box.findings is not None:
-            self.box.findings.credit += self.credit
-        if isinstance(self.box.memory, Carried):
-            self.box.memory.went_on(self.box.training)
-        self.box._trace.last = self.last
-        for step in self.steps:
-            self.box._run_hooks(Step(*(t.clone() for t in step)))

@@ -13,26 +13,25 @@ import torch
 from torch import Tensor
 
 from bondgrad.errors import BoxError
-from bondgrad.step._backward import Circumstances
-from bondgrad.step._forward import evaluate as base_evaluation
+from bondgrad.step._records import ForwardRecord
 from bondgrad.torch_support._bridge import Once, refuse_forward_mode
 
 if TYPE_CHECKING:
-    from bondgrad.box import BlackBox
+    from bondgrad.step._layer import Layer
 
 
-_layers: "weakref.WeakValueDictionary[int, BlackBox]" = weakref.WeakValueDictionary()
+_layers: "weakref.WeakValueDictionary[int, Layer]" = weakref.WeakValueDictionary()
 _numbers = itertools.count()
 
 
-def register(layer: "BlackBox") -> int:
+def register(layer: "Layer") -> int:
     """A number for the layer, while it lives."""
     number = next(_numbers)
     _layers[number] = layer
     return number
 
 
-def lookup(number: int) -> "BlackBox":
+def lookup(number: int) -> "Layer":
     """The layer of that number."""
     layer = _layers.get(number)
     if layer is None:
@@ -68,7 +67,7 @@ def evaluate(
     ticket: Tensor,  # noqa: ARG001
 ) -> tuple[Tensor, Tensor]:
     """The box at x [B, d]: in the dtype of x, and as the box answered (no dtype has more digits than this one)."""
-    y = base_evaluation(lookup(layer), x.detach(), tuple(context), autocast, graded=False)[0]
+    y = lookup(layer).evaluate_rows(x.detach(), tuple(context), autocast, graded=False)[0]
     return y.to(x.dtype, copy=True), y.double()
 
 
@@ -85,9 +84,8 @@ def differentiate(
 ) -> Tensor:
     """The gradient [B, d] at x [B, d], for gy [B, d_out]."""
     box = lookup(layer)
-    how = Circumstances(train, autocast)
-    dtype = torch.promote_types(x.dtype, box._function.dtype)  # that of the answer
-    return box._differentiate(how, x, y.to(dtype), gy, *context).contiguous()
+    dtype = torch.promote_types(x.dtype, box.function.dtype)  # that of the answer
+    return box.differentiate_rows(ForwardRecord(train, autocast), x, y.to(dtype), gy, *context).contiguous()
 
 
 @evaluate.register_fake
@@ -171,7 +169,7 @@ class Transformed(Opaque):
         """Also the layer, lest it be gone, and the parameters it has now."""
         Opaque.setup_context(ctx, inputs, output)
         ctx.box = lookup(inputs[1])
-        ctx.parameters = ctx.box._function.parameters()
+        ctx.parameters = ctx.box.function.tensors.parameters()
 
     @staticmethod
     def jvp(_ctx: Any, *_: Any) -> Any:  # noqa: ANN401
@@ -181,7 +179,7 @@ class Transformed(Opaque):
     @staticmethod
     def backward(ctx: Any, gy: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         """See `Opaque.backward`."""
-        ctx.box._function.check_parameters(ctx.parameters)
+        ctx.box.function.tensors.check_parameters(ctx.parameters)
         return Opaque.backward(ctx, gy, _)
 
 
@@ -189,7 +187,10 @@ def attach(x: Tensor, layer: int, autocast: torch.dtype | None, train: bool, con
     """The box at x [B, d], as an operator with a gradient."""
     ticket = torch.empty(0, device=x.device)
     if not torch.compiler.is_compiling():
-        if any(t is not None and torch._C._functorch.is_batchedtensor(t) for t in lookup(layer)._function.parameters()):
+        if any(
+            t is not None and torch._C._functorch.is_batchedtensor(t)
+            for t in lookup(layer).function.tensors.parameters()
+        ):
             raise BoxError("the parameters of a box cannot be mapped over: leave them out of the vmap")
         out, _ = Transformed.apply(x, layer, autocast, train, ticket, *context)  # type: ignore[no-untyped-call]
     elif transforming():

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bondgrad.calling._arguments import checked_seed
+from bondgrad.errors import checked_seed
 
 
 class Generators:

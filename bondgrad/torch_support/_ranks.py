@@ -1,20 +1,17 @@
 """Several processes that train one model: what the policy learns is what one process on the joint batch would learn."""
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bondgrad.policies import Policy, State, Steps
+from bondgrad.policies import Differences, Observation, Policy, State, Steps
 
-if TYPE_CHECKING:
-    from bondgrad.estimators import Estimator
-
-OLDEST = 128  # forward passes ago whose gradient is still waited for
+OLDEST_PASS = 128  # forward passes ago, of which a gradient is still waited for
 
 
-class Part(NamedTuple):
+class JointBatch(NamedTuple):
     """Where the rows of this process stand in the joint batch. As it is here: there is one process."""
 
     ranks: int = 1
@@ -24,7 +21,7 @@ class Part(NamedTuple):
     number: int = 0  # of the forward pass
 
 
-ALONE = Part()
+ALONE = JointBatch()
 
 
 class Pending:
@@ -71,15 +68,15 @@ class Ranks:
         group = self.group if self.group is not None or ddp is None else ddp.process_group
         return group if group is not None and dist.get_world_size(group) > 1 else None
 
-    def remember(self, part: Part, summary: Tensor) -> None:
+    def remember(self, part: JointBatch, summary: Tensor) -> None:
         """Keep what a gradient said here until the next `exchange`. Of several to one forward pass, the last counts."""
         for pending in self._pending:
             if pending.number == part.number:
                 pending.summary = summary
 
-    def unlearnt(self) -> Part:
+    def unlearnt(self) -> JointBatch:
         """For a forward pass that the other processes know nothing of: nothing is learnt from it."""
-        return ALONE if self.last is None else Part(dist.get_world_size(self.last), number=-1)
+        return ALONE if self.last is None else JointBatch(dist.get_world_size(self.last), number=-1)
 
     def forget(self) -> None:
         """What was computed so far is not to be learnt: another state was loaded."""
@@ -87,8 +84,8 @@ class Ranks:
             pending.summary = None
 
     def exchange(
-        self, group: "dist.ProcessGroup", policy: Policy, estimator: "Estimator", state: State, x: Tensor | None
-    ) -> tuple[Part, State]:
+        self, group: "dist.ProcessGroup", policy: Policy, differences: Differences, state: State, x: Tensor | None
+    ) -> tuple[JointBatch, State]:
         """Where the rows x [B, d] stand in the joint batch, and the state after what all processes have computed.
 
         All of them call this at the same points of their programs. It belongs into the forward pass: in the backward
@@ -105,7 +102,7 @@ class Ranks:
         known = sizes.new_tensor([pending.summary is not None for pending in self._pending])
         computed = [pending.summary for pending in self._pending]
         dtype = next((summary.dtype for summary in computed if summary is not None), torch.float64)
-        blank = _blank_summary(policy, estimator, state, self.in_features)
+        blank = _blank_summary(policy, differences, state, self.in_features)
         summaries = [blank if summary is None else summary for summary in computed]
         parts = [sizes, known, measured, *summaries]
         joint = torch.cat([part.flatten().to(device, torch.float64) for part in parts])
@@ -115,8 +112,8 @@ class Ranks:
         left = []
         for pending, count, summary in zip(self._pending, joint_known.tolist(), joint_summaries, strict=True):
             if count == ranks:
-                state = policy.observe(state, summary.view(blank.shape).to(dtype), pending.rows, estimator)
-            elif count == 0 and pending.number > self._passes - OLDEST:
+                state = policy.observe(state, summary.view(blank.shape).to(dtype), pending.rows, differences)
+            elif count == 0 and pending.number > self._passes - OLDEST_PASS:
                 left.append(pending)  # its backward pass may be yet to come; of others some will never have one
         self._pending = left
         if x is None:
@@ -124,11 +121,11 @@ class Ranks:
         counts = [int(n) for n in joint_sizes.tolist()]
         self._passes += 1
         self._pending.append(Pending(self._passes, sum(counts)))
-        return Part(ranks, sum(counts), sum(counts[:rank]), sums.to(x.dtype), self._passes), state
+        return JointBatch(ranks, sum(counts), sum(counts[:rank]), sums.to(x.dtype), self._passes), state
 
 
-def _blank_summary(policy: Policy, estimator: "Estimator", state: State, in_features: int) -> Tensor:
+def _blank_summary(policy: Policy, differences: Differences, state: State, in_features: int) -> Tensor:
     """In the place of a summary that this process does not have: of no rows."""
     nothing, ones = torch.zeros(1, 0, in_features, device="cpu"), torch.ones(in_features, device="cpu")
     state = {name: value.cpu() for name, value in state.items()}
-    return policy.summarize(state, nothing[0], Steps(nothing, nothing, ones, ones), None, estimator)
+    return policy.summarize(state, Observation(nothing[0], Steps(nothing, nothing, ones, ones), differences))

@@ -90,7 +90,7 @@ def test_no_trace_in_a_black_box(policy):
     def state():
         stats = layer.stats
         tensors = [None if t is None else t.tolist() for t in (stats.lower, stats.upper, stats.step)]
-        return stats[:4], tensors, stats.vitals, layer.out_features, layer._trace.begun
+        return stats[:4], tensors, stats.health, layer.out_features, layer.eval_start
 
     def steps_of_training(count):
         for _ in range(count):

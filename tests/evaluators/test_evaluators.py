@@ -8,7 +8,7 @@ import torch
 
 from bondgrad import BlackBox, BoxError
 from bondgrad.estimators._estimator import chunks
-from bondgrad.evaluators import Local
+from bondgrad.evaluators import Driver, Local
 from bondgrad.policies import Fixed
 from tests.helpers import gradient
 
@@ -58,8 +58,8 @@ def test_the_two_signs_of_a_perturbation_are_next_to_each_other():
 
 
 def test_a_gradient_at_500_inputs_stays_within_its_memory():
-    evaluator = Local()
-    rows = evaluator.portion(4 * (500 + 500), 128 * 1000, torch.device("cpu"))
+    driver = Driver(Local())
+    rows = driver.portion(4 * (500 + 500), 128 * 1000, torch.device("cpu"))
     assert rows * 4 * 1000 <= 2 * 2**20
     fn = Counting()
     gradient(BlackBox(fn, 500, policy="bond"), torch.randn(128, 500), torch.randn(128, 500))

@@ -76,7 +76,7 @@ def errors_at(steps, fn, sigma, estimator):
         layer = layer_of(noisy(fn, sigma), k=gy.shape[1], policy=Fixed(float(step)), estimator=estimator)
         g, expected = gradient(layer, x, gy), exact
         if estimator == "simultaneous":
-            along = layer._trace.last.sign[0].sign()
+            along = layer.trace.last.sign[0].sign()
             expected = (exact * along).sum(1, keepdim=True) * along
         errors.append((g - expected).square().mean(0).sqrt())
     return torch.stack(errors)

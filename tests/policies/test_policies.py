@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from bondgrad.estimators import Central
-from bondgrad.policies import Batch, Bond, Fixed, Gaussian, Optimal
+from bondgrad.policies import Batch, Bond, Differences, Fixed, Gaussian, Observation, Optimal
 
 B = 1.19e-7
 
@@ -18,7 +17,8 @@ def drawn(policy, state, x, n=1, noise=B):
 
 def learnt(policy, state, g, steps):
     """The state once the policy has seen one more gradient g [B, d]."""
-    return policy.observe(state, policy.summarize(state, g, steps, None, Central()), len(g), Central())
+    summary = policy.summarize(state, Observation(g, steps, Differences()))
+    return policy.observe(state, summary, len(g), Differences())
 
 
 def after(policy, *gradients):

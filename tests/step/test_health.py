@@ -7,6 +7,7 @@ import torch
 
 from bondgrad import BlackBox
 from bondgrad.policies import Calibrated
+from bondgrad.step._trials import TrialSettings
 from tests.helpers import gradient, noisy
 
 D, K = 3, 4
@@ -16,7 +17,7 @@ A = torch.randn(D, K, generator=torch.Generator().manual_seed(0), dtype=torch.fl
 @pytest.fixture(autouse=True)
 def often(monkeypatch):
     """The box is looked at every fifty steps, or every few hundred: too rarely for a test."""
-    monkeypatch.setattr("bondgrad.step._trials.MEASURING", 0.5)
+    monkeypatch.setattr("bondgrad.step._trials.SETTINGS", TrialSettings(noise_share=0.5))
     monkeypatch.setattr(Calibrated, "share", 0.2)
 
 

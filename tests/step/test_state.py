@@ -120,6 +120,6 @@ def test_copies_of_a_layer_that_is_being_watched(tmp_path):
     gradient(layer, torch.randn(50_000, 3), torch.randn(50_000, 3))
     other = copy.deepcopy(layer)
     gradient(other, torch.randn(4, 3), torch.randn(4, 3))
-    layer._step_hooks.clear()
+    layer.hooks.clear()
     assert len(pickle.dumps(layer)) < 20_000  # without what was only there to be looked at
     writer.close()

@@ -173,7 +173,7 @@ def test_another_box_in_its_place():
     before = layer.fn
     with pytest.raises(ValueError, match="BlackBox of its own"):
         layer.fn = modular
-    assert layer.fn is layer._function.fn is before
+    assert layer.fn is layer.function.fn is before
     modular.structure = Sequence("auto")
     with pytest.raises(ValueError, match="BlackBox of its own"):
         BlackBox(modular, 3).fn = torch.sin

@@ -128,8 +128,7 @@ def test_where_a_look_is_not_free_the_numbers_are_the_same(estimator, policy, ba
 
 def look_is_costly(monkeypatch):
     """As on an accelerator."""
-    for module in ("step._backward", "step._trace", "policies._bond"):
-        monkeypatch.setattr(f"bondgrad.{module}.look_is_free", lambda device: False)
+    monkeypatch.setattr("bondgrad.torch_support._device.reading_is_free", lambda device: False)
 
 
 def test_where_a_look_is_not_free_the_warning_waits_for_stats(monkeypatch):

@@ -9,11 +9,14 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from bondgrad.calling import _arguments as arguments
-from bondgrad.calling._function import RowFunction, in_eval_mode, keeper
-from bondgrad.evaluators import Evaluator, Local
+from bondgrad.calling._function import RowFunction
+from bondgrad.calling._inputs import check_callable, check_input, context_rows
+from bondgrad.calling._limits import Limits, inside
+from bondgrad.calling._modules import in_eval_mode
+from bondgrad.calling._state_form import snapshot_owner
+from bondgrad.evaluators import Driver, Evaluator, Local, Request
 from bondgrad.structure._colouring import colour, lower_bound
-from bondgrad.structure.discovery._search_batch import Scene, between, deviation
+from bondgrad.structure.discovery._search_batch import SearchBatch, between, deviation
 from bondgrad.torch_support._precision import arithmetic
 
 POINTS = 8  # rows at which every input is moved in one round
@@ -89,35 +92,37 @@ def detect(
         >>> found.depends.int().tolist()
         [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]
     """
-    arguments.check_callable(fn)
-    if keeper(fn) is not None:
+    check_callable(fn)
+    if snapshot_owner(fn) is not None:
         raise ValueError("detect is for boxes without memory: this one has snapshot() and restore()")
     if isinstance(x, Tensor) and x.ndim != 2:
         raise ValueError(f"x must be rows, [N, d], got {list(x.shape)}")
-    arguments.check_input(x, x.shape[-1] if isinstance(x, Tensor) else 0)
-    function, at = RowFunction(fn, None), Local() if evaluator is None else evaluator
-    bounds = None if limits is None else arguments.Limits(limits, x.shape[1])
-    rows = arguments.inside(bounds, x.detach())
-    contexts = arguments.context_rows(context, x.shape[:1])
+    check_input(x, x.shape[-1] if isinstance(x, Tensor) else 0)
+    function, driver = RowFunction(fn, None), Driver(Local() if evaluator is None else evaluator)
+    bounds = None if limits is None else Limits(limits, x.shape[1])
+    rows = inside(bounds, x.detach())
+    contexts = context_rows(context, x.shape[:1])
 
     def evaluate(points: Tensor, which: Tensor) -> Tensor:
         shape = points.shape[:-1]
         nearby = tuple(c[which].repeat_interleave(shape[1:].numel(), 0) for c in contexts)
-        return at.answers(function, points.view(-1, points.shape[-1]), nearby).view(*shape, -1)
+        return driver.ask(Request(function, points.view(-1, points.shape[-1]), nearby, purpose="structure")).view(
+            *shape, -1
+        )
 
     with arithmetic(True, rows.device, None), in_eval_mode(fn):
-        y = at.run(lambda: at.answers(function, rows.clone(), tuple(c.clone() for c in contexts)).clone())
+        y = driver.run(lambda: driver.ask(Request(function, rows.clone(), tuple(c.clone() for c in contexts))).clone())
         low, high = (None, None) if bounds is None else bounds.like(rows)
         row_bytes = rows[0].nbytes + y[0].nbytes + sum(c[0].nbytes for c in contexts)
         eps = torch.finfo(rows.dtype).eps
         rounding = function.rounding or eps
 
         def work() -> Dependencies:
-            most = at.portion(row_bytes, sys.maxsize, rows.device)
-            scene = Scene(rows, y, evaluate, most, max(eps, rounding), rounding, low, high)
-            return find_dependencies(scene, torch.Generator("cpu").manual_seed(seed))
+            most = driver.portion(row_bytes, sys.maxsize, rows.device)
+            batch = SearchBatch(rows, y, evaluate, most, max(eps, rounding), rounding, low, high)
+            return find_dependencies(batch, torch.Generator("cpu").manual_seed(seed))
 
-        found = at.run(work)
+        found = driver.run(work)
     return Detection(found.depends.cpu(), found.noise.cpu(), function.evaluations, function.calls, found.unseen)
 
 
@@ -130,17 +135,17 @@ class Dependencies(NamedTuple):
     heard: float  # fraction of them about which anything was heard
 
 
-def find_dependencies(scene: Scene, generator: torch.Generator) -> Dependencies:
+def find_dependencies(batch: SearchBatch, generator: torch.Generator) -> Dependencies:
     """Which outputs depend on which inputs. Where nothing was heard, they may."""
     seen: Responses | None = None
     paired = False
     for _ in range(ROUNDS):
-        rows = scene.choose(POINTS, generator)
-        noise, steady = measure_noise(scene, rows)
+        rows = batch.choose(POINTS, generator)
+        noise, steady = measure_noise(batch, rows)
         paired |= not steady
-        fractions = scene.x.new_tensor(FRACTIONS)[torch.arange(len(rows), device=scene.x.device) % len(FRACTIONS)]
-        points = between(scene.x[rows], scene.far(rows), fractions[:, None])
-        more = responses(scene, rows, points, noise, paired)
+        fractions = batch.x.new_tensor(FRACTIONS)[torch.arange(len(rows), device=batch.x.device) % len(FRACTIONS)]
+        points = between(batch.x[rows], batch.far(rows), fractions[:, None])
+        more = responses(batch, rows, points, noise, paired)
         seen = more if seen is None else seen.joined(more)
         unseen = seen.hidden()
         if unseen <= UNSEEN * float((seen.times > 0).sum()):
@@ -149,23 +154,23 @@ def find_dependencies(scene: Scene, generator: torch.Generator) -> Dependencies:
     depends = seen.largest > SCREEN
     doubtful = depends & (seen.times < 2)
     if paired and bool(doubtful.any()):
-        depends = (depends & ~doubtful) | confirmed(scene, seen, doubtful)
+        depends = (depends & ~doubtful) | confirmed(batch, seen, doubtful)
     silent = seen.heard == 0  # every comparison failed
     pooled = seen.noise.square().mean(0).sqrt()
     return Dependencies(depends | silent, pooled, unseen, 1 - float(silent.double().mean()))
 
 
-def measure_noise(scene: Scene, rows: Tensor) -> tuple[Tensor, bool]:
+def measure_noise(batch: SearchBatch, rows: Tensor) -> tuple[Tensor, bool]:
     """Standard deviation [r, d_out] of the outputs when rows [r] are asked again and again.
 
     Also returns whether there is none to speak of: if the answers are also those of the forward pass.
     """
-    x, y = scene.x[rows], scene.y[rows]
-    repeats = scene.ask(x[:, None, None].expand(-1, REPEATS, 1, -1), rows).squeeze(2)  # [r, REPEATS, d_out]
+    x, y = batch.x[rows], batch.y[rows]
+    repeats = batch.ask(x[:, None, None].expand(-1, REPEATS, 1, -1), rows).squeeze(2)  # [r, REPEATS, d_out]
     # Between one time and the next, which slow drift does not change. Some rows may be noisier than others.
     own = deviation(repeats.diff(dim=1), (1,))  # [r, d_out]
     pooled = own.square().mean(0).sqrt()
-    rounding = scene.rounding_noise()(y, y)
+    rounding = batch.rounding_noise()(y, y)
     # Where rows stand in a batch may change their last digits, and that is all that may change.
     steady = not bool(((repeats - y[:, None]).abs().nan_to_num(0) > SCREEN * rounding[:, None]).any())
     return torch.maximum(torch.maximum(own, pooled), rounding), steady
@@ -200,29 +205,29 @@ class Responses(NamedTuple):
         return once * (once - 1) / (2 * (twice + 1))
 
 
-def responses(scene: Scene, rows: Tensor, points: Tensor, noise: Tensor, paired: bool) -> Responses:
+def responses(batch: SearchBatch, rows: Tensor, points: Tensor, noise: Tensor, paired: bool) -> Responses:
     """Move inputs by themselves, and see how the outputs change.
 
     Args:
-        scene: The box.
+        batch: The box.
         rows: [r] which rows are moved.
         points: [r, d] where each input is moved to.
         noise: [r, d_out] standard deviation of the outputs.
-        paired: Whether to ask about the row itself beside every moved one, or to believe `scene.y`.
+        paired: Whether to ask about the row itself beside every moved one, or to believe `batch.y`.
     """
-    x, base = scene.x[rows], torch.where(torch.isfinite(scene.y[rows]), scene.y[rows], math.nan)
+    x, base = batch.x[rows], torch.where(torch.isfinite(batch.y[rows]), batch.y[rows], math.nan)
     (r, d), d_out = x.shape, base.shape[1]
     largest = torch.zeros(d_out, d, dtype=base.dtype, device=x.device)
     where, times, heard = (torch.zeros(d_out, d, dtype=torch.long, device=x.device) for _ in range(3))
-    rounding = scene.rounding_noise()
+    rounding = batch.rounding_noise()
     ends = 2 if paired else 1
-    at_once = max(1, scene.most // (r * ends))
+    at_once = max(1, batch.most // (r * ends))
     for first in range(0, d, at_once):
         inputs = slice(first, min(d, first + at_once))
         count = inputs.stop - first
         moved = x[:, None, None].expand(r, count, ends, d).clone(memory_format=torch.contiguous_format)
         moved[:, :, 0].diagonal(first, 1, 2).copy_(points[:, inputs])
-        y = scene.ask(moved, rows)  # [r, count, ends, d_out]
+        y = batch.ask(moved, rows)  # [r, count, ends, d_out]
         y0, y1 = y[:, :, 0], y[:, :, 1] if paired else base[:, None]
         change = (y0 - y1).abs() / (SQRT2 * torch.maximum(noise[:, None], rounding(y0, y1)))
         heard[:, inputs] = torch.isfinite(y0 - y1).sum(0).T
@@ -232,7 +237,7 @@ def responses(scene: Scene, rows: Tensor, points: Tensor, noise: Tensor, paired:
     return Responses(rows, points, noise, largest, where, times, heard)
 
 
-def confirmed(scene: Scene, seen: Responses, doubtful: Tensor) -> Tensor:
+def confirmed(batch: SearchBatch, seen: Responses, doubtful: Tensor) -> Tensor:
     """Which of the doubtful dependencies [d_out, d] are seen again, at the row where each was seen best."""
     o, i = doubtful.nonzero().unbind(1)
     d = doubtful.shape[1]
@@ -240,17 +245,17 @@ def confirmed(scene: Scene, seen: Responses, doubtful: Tensor) -> Tensor:
     at, moved = moves // d, moves % d
     threshold = _quantile(1 - Detection.false_alarm / (2 * len(o)))
     strength = []
-    if scene.whole:  # all rows are moved to ask about one
+    if batch.whole:  # all rows are moved to ask about one
         at_once, everywhere = 1, torch.arange(len(seen.rows), device=o.device)
     else:
-        at_once, everywhere = max(1, scene.most // (2 * AGAIN)), None
+        at_once, everywhere = max(1, batch.most // (2 * AGAIN)), None
     for first in range(0, len(moves), at_once):
         part = slice(first, first + at_once)
         r = at[part] if everywhere is None else everywhere
         j = moved[part].expand(len(r))
-        points = scene.x[seen.rows[r]][:, None, None].expand(-1, AGAIN, 2, -1).clone()
+        points = batch.x[seen.rows[r]][:, None, None].expand(-1, AGAIN, 2, -1).clone()
         points[torch.arange(len(r), device=r.device), :, 0, j] = seen.points[r, j, None]
-        y = scene.ask(points, seen.rows[r])  # [k, AGAIN, 2, d_out]
+        y = batch.ask(points, seen.rows[r])  # [k, AGAIN, 2, d_out]
         change = y[:, :, 0] - y[:, :, 1]
         # Of an output that now and then jumps, the noise may show here only.
         noise = torch.maximum(seen.noise[r], change.std(1).nan_to_num(0) / SQRT2)

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from bondgrad.structure.discovery._search_batch import Scene
+from bondgrad.structure.discovery._search_batch import SearchBatch
 
 STARTS = 4  # time steps at which an input is moved
 SEQUENCES = 2
@@ -15,7 +15,7 @@ VISIBLE = 4.0  # standard deviations above the noise
 FIT = 3  # lags that it takes to see how a response decays
 
 
-def memory_length(scene: Scene, generator: torch.Generator) -> int:
+def memory_length(batch: SearchBatch, generator: torch.Generator) -> int:
     """Time steps after which next to nothing is left of the change that one input made; 0: nothing was seen of it.
 
     Each input is moved at a few time steps, one at a time and to both sides, and the outputs from there on are watched.
@@ -23,7 +23,7 @@ def memory_length(scene: Scene, generator: torch.Generator) -> int:
     it is small enough, it is taken to decay on as it did. A box that does not forget, or about which that cannot be
     said, remembers as long as its sequences are.
     """
-    power, noise, sure = response(scene, generator)
+    power, noise, sure = response(batch, generator)
     time = len(power)
     if not bool((power > noise + sure).any()):
         return 0
@@ -48,15 +48,15 @@ def memory_length(scene: Scene, generator: torch.Generator) -> int:
     return min(time, last + 1 + max(0, math.ceil(math.log(allowed / beyond) / rate)))
 
 
-def response(scene: Scene, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+def response(batch: SearchBatch, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
     """The mean square of the response, by lag [T], that of the noise, and how much that may vary by chance [T]."""
-    rows = scene.choose(SEQUENCES, generator)
-    x = scene.x[rows]  # [r, T·d]
-    (r, width), d = x.shape, scene.features
+    rows = batch.choose(SEQUENCES, generator)
+    x = batch.x[rows]  # [r, T·d]
+    (r, width), d = x.shape, batch.features
     time = width // d
     starts = sorted({time * i // STARTS for i in range(STARTS)})
-    scale = scene.x.view(-1, d).square().mean(0).sqrt()  # [d]
-    step = max(STEP, math.cbrt(3 * scene.noise)) * torch.where(scale > 0, scale, 1)
+    scale = batch.x.view(-1, d).square().mean(0).sqrt()  # [d]
+    step = max(STEP, math.cbrt(3 * batch.noise)) * torch.where(scale > 0, scale, 1)
     power = x.new_zeros(time)
     seen = x.new_zeros(time)
     silence: list[Tensor] = []
@@ -65,9 +65,9 @@ def response(scene: Scene, generator: torch.Generator) -> tuple[Tensor, Tensor, 
         at = slice(start * d, start * d + d)
         points[:, :, 0, at].diagonal(0, 1, 2).add_(step)
         points[:, :, 1, at].diagonal(0, 1, 2).sub_(step)
-        if scene.low is not None:
-            points = points.clamp(scene.low, scene.high)
-        y = scene.ask(points, rows)  # [r, d, 2, T·d_out]
+        if batch.low is not None:
+            points = points.clamp(batch.low, batch.high)
+        y = batch.ask(points, rows)  # [r, d, 2, T·d_out]
         change = (y[:, :, 0] - y[:, :, 1]).view(r, d, time, -1).square() / step[:, None, None].square()
         change = change[torch.isfinite(change).all(3).all(2)]  # [some of r·d, T, d_out]
         power[: time - start] += change[:, start:].mean(2).sum(0)
@@ -77,5 +77,5 @@ def response(scene: Scene, generator: torch.Generator) -> tuple[Tensor, Tensor, 
         return torch.zeros_like(power), power.new_zeros(()), torch.zeros_like(power)
     quiet = torch.cat(silence)
     noise = quiet.mean() if len(quiet) else power.new_zeros(())
-    samples = seen * (scene.y.shape[1] // time)
+    samples = seen * (batch.y.shape[1] // time)
     return power / seen, noise, VISIBLE * noise * (2 / samples).sqrt()

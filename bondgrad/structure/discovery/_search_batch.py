@@ -10,7 +10,7 @@ from torch import Tensor
 ROUNDING = 8  # units of rounding that an output may change by for no reason
 
 
-class Scene(NamedTuple):
+class SearchBatch(NamedTuple):
     """Rows, and a way to ask the box about points near them."""
 
     x: Tensor  # [N, d] the rows, inside the limits

@@ -12,7 +12,7 @@ from bondgrad.structure._sequence import Sequence
 from bondgrad.structure._structure import Dense, Pattern, Structure
 from bondgrad.structure.discovery._detect import find_dependencies
 from bondgrad.structure.discovery._memory_length import memory_length
-from bondgrad.structure.discovery._search_batch import Scene
+from bondgrad.structure.discovery._search_batch import SearchBatch
 from bondgrad.structure.discovery._watch import PRICE, missed
 from bondgrad.torch_support._random import Generators
 
@@ -23,8 +23,8 @@ CPU = torch.device("cpu")
 Known = dict[str, Any]  # numbers and tensors
 
 
-class Unknown(ABC):
-    """A structure to be found out. What is known is kept elsewhere, in `Findings`."""
+class AutoStructure(ABC):
+    """A structure to be found out. What is known is kept elsewhere, in `StructureTracker`."""
 
     @abstractmethod
     def structure(self, known: Known | None) -> Structure:
@@ -39,31 +39,31 @@ class Unknown(ABC):
         return True
 
     @abstractmethod
-    def look(self, known: Known | None, scene: Scene, generator: torch.Generator) -> Known | None:
+    def look(self, known: Known | None, batch: SearchBatch, generator: torch.Generator) -> Known | None:
         """Ask the box: thoroughly, if nothing is known, else to see whether it still holds. None: nothing was seen."""
 
 
-class AutoPattern(Unknown):
+class AutoPattern(AutoStructure):
     """Any pattern."""
 
     def structure(self, known: Known | None) -> Structure:
-        """See `Unknown.structure`."""
+        """See `AutoStructure.structure`."""
         return Dense() if known is None else Pattern(known["depends"])
 
     def same(self, known: Known | None, other: Known | None) -> bool:
-        """See `Unknown.same`."""
+        """See `AutoStructure.same`."""
         return known is other
 
-    def look(self, known: Known | None, scene: Scene, generator: torch.Generator) -> Known | None:
-        """See `Unknown.look`."""
+    def look(self, known: Known | None, batch: SearchBatch, generator: torch.Generator) -> Known | None:
+        """See `AutoStructure.look`."""
         if known is None:
-            found = find_dependencies(scene, generator)
+            found = find_dependencies(batch, generator)
             if found.heard < HEARD:
                 return None
             _warn_of_idle_inputs(found.depends)
             return {"depends": found.depends.cpu()}
-        depends = known["depends"].to(scene.x.device)
-        more = missed(depends, scene, generator)
+        depends = known["depends"].to(batch.x.device)
+        more = missed(depends, batch, generator)
         if not bool(more.any()):
             return known
         outputs = more.any(1).nonzero().squeeze(1).tolist()
@@ -87,7 +87,7 @@ def _warn_of_idle_inputs(depends: Tensor) -> None:
         )
 
 
-class AutoHorizon(Unknown):
+class AutoHorizon(AutoStructure):
     """A sequence with a memory of unknown length.
 
     Known are the horizon (None: it did not forget within its sequences), what was measured last, and the length of the
@@ -95,21 +95,21 @@ class AutoHorizon(Unknown):
     """
 
     def structure(self, known: Known | None) -> Structure:
-        """See `Unknown.structure`."""
+        """See `AutoStructure.structure`."""
         return Sequence(None if known is None else known["horizon"])
 
     def same(self, known: Known | None, other: Known | None) -> bool:
-        """See `Unknown.same`."""
+        """See `AutoStructure.same`."""
         nothing = {"horizon": 0}
         return bool((known or nothing)["horizon"] == (other or nothing)["horizon"])
 
     def covers(self, known: Known | None, time: int) -> bool:
-        """See `Unknown.covers`: of what comes after longer times nothing is known."""
+        """See `AutoStructure.covers`: of what comes after longer times nothing is known."""
         return known is None or time <= known["time"]
 
-    def look(self, known: Known | None, scene: Scene, generator: torch.Generator) -> Known | None:
-        """See `Unknown.look`."""
-        measured, time = memory_length(scene, generator), scene.x.shape[1] // scene.features
+    def look(self, known: Known | None, batch: SearchBatch, generator: torch.Generator) -> Known | None:
+        """See `AutoStructure.look`."""
+        measured, time = memory_length(batch, generator), batch.x.shape[1] // batch.features
         if measured == 0:
             return known
         measured_or_none = None if measured == time else measured
@@ -124,7 +124,7 @@ class AutoHorizon(Unknown):
         return known | ({"horizon": longest} if longest < LESS * horizon else {}) | {"last": measured}
 
 
-class Found(NamedTuple):
+class Discovery(NamedTuple):
     """What a look at the box brought."""
 
     known: Known | None
@@ -133,10 +133,10 @@ class Found(NamedTuple):
     generator: torch.Generator  # where it has got to
 
 
-class Findings(nn.Module):
+class StructureTracker(nn.Module):
     """What was found out so far; saved with the model."""
 
-    def __init__(self, unknown: Unknown, in_features: int, seed: int | None) -> None:
+    def __init__(self, unknown: AutoStructure, in_features: int, seed: int | None) -> None:
         super().__init__()
         self.unknown, self.in_features = unknown, in_features
         self.random = Generators(seed)
@@ -153,7 +153,7 @@ class Findings(nn.Module):
         """Whether it is time to look, before a gradient of sequences of that length."""
         return self.credit * SHARE >= self.price or not self.unknown.covers(self.known, time)
 
-    def look(self, scene: Scene) -> Found:
+    def look(self, batch: SearchBatch) -> Discovery:
         """Ask the box. What it says is kept by `accept`."""
         generator = self.random.fork(CPU)
         asked = 0
@@ -161,13 +161,13 @@ class Findings(nn.Module):
         def evaluate(points: Tensor, rows: Tensor) -> Tensor:
             nonlocal asked
             asked += points.shape[:-1].numel()
-            return scene.evaluate(points, rows)
+            return batch.evaluate(points, rows)
 
-        known = self.unknown.look(self.known, scene._replace(evaluate=evaluate), generator)
+        known = self.unknown.look(self.known, batch._replace(evaluate=evaluate), generator)
         same = self.unknown.same(known, self.known)
-        return Found(known, self.structure if same else self.unknown.structure(known), asked, generator)
+        return Discovery(known, self.structure if same else self.unknown.structure(known), asked, generator)
 
-    def accept(self, found: Found) -> None:
+    def accept(self, found: Discovery) -> None:
         """Keep what was found."""
         self.random.join(CPU, found.generator)
         if found.structure is self.structure:

@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 from bondgrad.structure.discovery._detect import CERTAIN, FRACTIONS, SCREEN, SQRT2, responses
-from bondgrad.structure.discovery._search_batch import Scene, between, deviation
+from bondgrad.structure.discovery._search_batch import SearchBatch, between, deviation
 
 CHECKS = 16  # at a time
 PRICE = 3 * CHECKS  # in evaluations
 TRIALS = 16  # of a suspicion
 
 
-def missed(depends: Tensor, scene: Scene, generator: torch.Generator) -> Tensor:
+def missed(depends: Tensor, batch: SearchBatch, generator: torch.Generator) -> Tensor:
     """Dependencies [d_out, d] that a pattern does not have, as far as a quick look finds any.
 
     Many inputs are moved at once. By the pattern some outputs depend on none of them; those must stay as they are. So
@@ -22,42 +22,42 @@ def missed(depends: Tensor, scene: Scene, generator: torch.Generator) -> Tensor:
 
     Args:
         depends: [d_out, d] the pattern.
-        scene: The box.
+        batch: The box.
         generator: For the choice of rows and inputs.
     """
     found = torch.zeros_like(depends)
     open_outputs = (~depends).any(1).nonzero().squeeze(1)
     if len(open_outputs) == 0:
         return found
-    rows = scene.choose(CHECKS, generator)
-    x, k, device = scene.x[rows], len(rows), scene.x.device
+    rows = batch.choose(CHECKS, generator)
+    x, k, device = batch.x[rows], len(rows), batch.x.device
     moving = torch.stack([_moving(depends, open_outputs, i, generator) for i in range(k)])  # [k, d]
     quiet = (depends.float() @ moving.float().T).T == 0  # [k, d_out]
     draw = torch.randint(len(FRACTIONS), (k,), generator=generator, device="cpu").to(device)
-    target = between(x, scene.far(rows), scene.x.new_tensor(FRACTIONS)[draw, None])
+    target = between(x, batch.far(rows), batch.x.new_tensor(FRACTIONS)[draw, None])
     moved = torch.where(moving, target, x)
 
-    y = scene.ask(torch.stack((moved, x, x), 1).unsqueeze(1), rows).squeeze(1)  # [k, 3, d_out]
+    y = batch.ask(torch.stack((moved, x, x), 1).unsqueeze(1), rows).squeeze(1)  # [k, 3, d_out]
     noise = deviation(y[:, 1] - y[:, 2], (0,)).expand(k, -1)
-    noise = torch.maximum(noise, scene.rounding_noise()(y[:, 0], y[:, 1]))  # [k, d_out]
+    noise = torch.maximum(noise, batch.rounding_noise()(y[:, 0], y[:, 1]))  # [k, d_out]
     suspected = ((y[:, 0] - y[:, 1]).abs() > SCREEN * SQRT2 * noise) & quiet
     if not bool(suspected.any()):
         return found
 
-    chosen = torch.ones(k, dtype=torch.bool, device=device) if scene.whole else suspected.any(1)
+    chosen = torch.ones(k, dtype=torch.bool, device=device) if batch.whole else suspected.any(1)
     rows, x, target, moved, moving = rows[chosen], x[chosen], target[chosen], moved[chosen], moving[chosen]
     noise, suspected = noise[chosen], suspected[chosen]
     pairs = torch.stack((moved, x), 1).unsqueeze(1).expand(-1, TRIALS, -1, -1)
-    y = scene.ask(pairs, rows)  # [k, TRIALS, 2, d_out]
+    y = batch.ask(pairs, rows)  # [k, TRIALS, 2, d_out]
     change = y[:, :, 0] - y[:, :, 1]
     noise = torch.maximum(noise, change.std(1).nan_to_num(0) / SQRT2)  # of these rows
     reacting = suspected & (change.nanmean(1).abs() * math.sqrt(TRIALS) > CERTAIN * SQRT2 * noise)
     for j in reacting.any(1).nonzero().squeeze(1).tolist():
         if bool(((found & moving[j]).any(1) | ~reacting[j]).all()):
             continue  # by what is known already
-        which = slice(None) if scene.whole else slice(j, j + 1)
+        which = slice(None) if batch.whole else slice(j, j + 1)
         points = torch.where(moving[j], target[which], x[which])
-        single = responses(scene, rows[which], points, noise[which], paired=True).largest > CERTAIN
+        single = responses(batch, rows[which], points, noise[which], paired=True).largest > CERTAIN
         single &= reacting[j][:, None] & moving[j]
         unexplained = reacting[j] & ~single.any(1)  # only several inputs together move it
         found |= single | (unexplained[:, None] & moving[j])

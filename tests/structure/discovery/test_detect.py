@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bondgrad import BlackBox
-from bondgrad.evaluators import Local
+from bondgrad.evaluators import Answer, Local
 from bondgrad.structure import colour, detect, lower_bound
 from bondgrad.testing.boxes import Sparse
 from tests.calling.test_memory import Device
@@ -248,7 +248,7 @@ def test_the_budget_of_memory():
     for _ in range(600):
         gradient(layer, x, gy)
     assert max(most) <= 10
-    assert layer.findings.credit < 600 * 5 * 2  # there was a look
+    assert layer.tracker.credit < 600 * 5 * 2  # there was a look
 
 
 def test_context_and_portions():
@@ -282,10 +282,10 @@ def test_rows_that_were_not_answered():
     generator = torch.Generator().manual_seed(0)
 
     class Forgetful(Local):
-        def evaluate(self, function, points, context):
-            y, _ = super().evaluate(function, points, context)
+        def evaluate(self, request):
+            y = super().evaluate(request).y
             ok = torch.rand(len(y), generator=generator) > 0.2
-            return torch.where(ok[:, None], y, 1e3), ok
+            return Answer(torch.where(ok[:, None], y, 1e3), ok)
 
     assert torch.equal(detect(torch.sin, torch.randn(50, 5), evaluator=Forgetful()).depends, torch.eye(5).bool())
 

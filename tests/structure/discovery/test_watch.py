@@ -282,9 +282,9 @@ def test_a_first_batch_without_an_answer():
 def test_a_pattern_of_another_width_is_not_loaded():
     layer = BlackBox(torch.sin, 4, structure="auto", seed=0)
     gradient(layer, torch.randn(16, 4), torch.randn(16, 4))
-    saved = layer.findings.state_dict()
+    saved = layer.tracker.state_dict()
     with pytest.raises(ValueError, match="pattern in structure must be"):
-        BlackBox(torch.sin, 6, structure="auto").findings.load_state_dict(saved)
+        BlackBox(torch.sin, 6, structure="auto").tracker.load_state_dict(saved)
 
 
 @pytest.mark.parametrize("out_features", [None, 6])

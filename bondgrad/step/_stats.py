@@ -1,7 +1,6 @@
 """What the layer remembers for people, not for its work."""
 
 import warnings
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -9,9 +8,9 @@ from torch import Tensor
 
 from bondgrad.calling._function import RowFunction
 from bondgrad.errors import BoxError
-from bondgrad.policies import State, Steps
-from bondgrad.step._health import Vitals
-from bondgrad.torch_support._device import look_is_free
+from bondgrad.policies import Steps
+from bondgrad.step._health import HealthReport
+from bondgrad.torch_support import _device as device
 
 
 class Stats(NamedTuple):
@@ -24,15 +23,13 @@ class Stats(NamedTuple):
     lower: Tensor | None  # [d] the last step's bounds as the policy's formulas gave them, before any cap
     upper: Tensor | None  # [d]
     step: Tensor | None  # [d] mean size of the last step's perturbations, before limits
-    vitals: Vitals | None = None  # what the last trial said of the box, where there are trials
+    health: HealthReport | None = None  # what the last trial said of the box, where there are trials
 
-
-class Step(NamedTuple):
-    """What one backward pass saw, for step hooks. Of sequences, [B, T, ...] each."""
-
-    x: Tensor  # [B, d] the rows, inside the limits
-    gy: Tensor  # [B, d_out] the loss's gradient at the box's outputs
-    g: Tensor  # [B, d] the estimate, as handed on
+    @property
+    def vitals(self) -> HealthReport | None:
+        """The former name of `health`."""
+        warnings.warn("stats.vitals is called stats.health now: use that", DeprecationWarning, stacklevel=2)
+        return self.health
 
 
 class Trace:
@@ -44,22 +41,12 @@ class Trace:
 
     def __init__(self, warns: bool = True) -> None:
         self.last: Steps | None = None
-        self.captured: list[Step] = []  # by the graph that is being captured
-        self.begun: State | None = None  # what a policy found for gradients in eval mode, which leave its state alone
         self._failures: dict[torch.device, Tensor] = {}  # counted where they happen, lest anything waits
         self._warned = not warns
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies need not carry the last step's perturbations."""
-        return self.__dict__ | {"last": None, "captured": [], "begun": None}
-
-    def begin(self, training: bool, start: Callable[[], State], device: torch.device) -> State:
-        """What a policy begins with. In eval mode, which keeps nothing of it, it is looked for once."""
-        if training:
-            return start()
-        if self.begun is None or next(iter(self.begun.values())).device != device:
-            self.begun = start()
-        return self.begun
+        return self.__dict__ | {"last": None}
 
     def add_failures(self, count: Tensor, raises: bool) -> None:
         """Count; raise, or warn once. Where a look at the number is not free, the warning comes when it is read."""
@@ -71,10 +58,10 @@ class Trace:
         if count.device not in self._failures:
             self._failures[count.device] = torch.zeros_like(count)
         self._failures[count.device] += count  # in place, so that a captured graph counts too
-        if look_is_free(count.device):
+        if device.reading_is_free(count.device):
             self._warn(int(count))
 
-    def stats(self, function: RowFunction, vitals: Vitals | None) -> Stats:
+    def stats(self, function: RowFunction, health: HealthReport | None) -> Stats:
         """All there is to see, and the warning if it has not come yet."""
         last, failures = self.last, sum(int(count) for count in self._failures.values())
         self._warn(failures)
@@ -86,7 +73,7 @@ class Trace:
             lower=None if last is None else last.lower.cpu().expand(last.size.shape[2]),
             upper=None if last is None else last.upper.cpu(),
             step=None if last is None else last.size.mean((0, 1)).cpu(),
-            vitals=vitals,
+            health=health,
         )
 
     def _warn(self, failures: int) -> None:

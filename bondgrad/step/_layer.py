@@ -1,0 +1,289 @@
+"""A layer as its training steps see it: forward and backward passes, what they change, and graphs of them."""
+
+import contextlib
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bondgrad.calling._function import RowFunction
+from bondgrad.calling._limits import Limits, inside
+from bondgrad.calling._memory import ExplicitState, InternalState, Memory
+from bondgrad.errors import BoxError
+from bondgrad.estimators import Estimator
+from bondgrad.evaluators import Driver
+from bondgrad.policies import Policy, State
+from bondgrad.step._backward import take_step
+from bondgrad.step._forward import ForwardInputs, evaluate
+from bondgrad.step._health import HealthMonitor
+from bondgrad.step._records import (
+    ForwardRecord,
+    HostChanges,
+    Parts,
+    Recording,
+    Step,
+    StepInputs,
+    StepResult,
+    TrialResult,
+)
+from bondgrad.step._state import PolicyState
+from bondgrad.step._stats import Trace
+from bondgrad.step._trials import half_width, trial_due, trial_share
+from bondgrad.structure import Structure
+from bondgrad.structure.discovery._tracker import StructureTracker
+from bondgrad.torch_support import _operators as operators
+from bondgrad.torch_support._checkpoint import Answers, in_backward, in_checkpoint
+from bondgrad.torch_support._device import is_capturing
+from bondgrad.torch_support._precision import arithmetic
+
+SEED_STRIDE = 1_000_003  # between the seeds of calls: a prime, lest layers with seeds in a row give out the same ones
+
+
+class Layer(nn.Module):
+    """The part of `BlackBox` that carries out steps. Its parts are set, and exchanged, by `BlackBox`."""
+
+    in_features: int
+    function: RowFunction  # the user's function, as it is called
+    memory: Memory | None
+    limits: Limits | None
+    noise: float | str | None
+    on_failure: str
+    full_precision: bool
+    driver: Driver  # sends requests to the evaluator
+    estimator: Estimator
+    policy: Policy
+    structure: Structure
+    tracker: StructureTracker | None  # finds out the structure, for structure="auto"
+    policy_state: PolicyState
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.health, self.trace, self.answers = HealthMonitor(), Trace(), Answers()
+        self.eval_start: State | None = None  # of a measuring policy, for gradients in eval mode
+        self.hooks: OrderedDict[int, Callable[[Any, Step], None]] = OrderedDict()
+        self._number = operators.register(self)
+        self._recorded: list[HostChanges] | None = None  # while a CUDA graph is captured
+        self._counted = (0, 0)  # calls and evaluations before that
+
+    # ---- forward
+
+    @property
+    def out_features(self) -> int | None:
+        """Width of the output; None until it was given or seen."""
+        return self.function.out_features
+
+    def evaluate_rows(
+        self, x: Tensor, context: tuple[Tensor, ...], autocast: torch.dtype | None, graded: bool
+    ) -> tuple[Tensor, ForwardRecord]:
+        """The box at x [B, d], outside autograd, and what its backward pass must know: for the bridges to autograd.
+
+        Inside an activation checkpoint the answer is kept, and given again when the forward pass is run again.
+        """
+        call = ForwardInputs(
+            self.parts(), self.structure, x, context, self.training, graded, self.full_precision, autocast
+        )
+
+        def ask(learns: bool) -> tuple[Tensor, ForwardRecord]:
+            y, states = evaluate(call)
+            rows = inside(self.limits, x).reshape(-1, self.in_features) if learns else x
+            part = self.policy_state.joint_batch(self.policy, self.estimator.differences, rows, learns)
+            return y, ForwardRecord(self.training, autocast, part, states)
+
+        if is_capturing(x.device) or not in_checkpoint():
+            return ask(graded and self.training and not in_backward())
+        ordered = self.memory is not None
+        (y, forward), ticket = self.answers.answer((x, *context), ordered, graded, self.training, ask)
+        return y.clone(), forward._replace(ticket=ticket)
+
+    def parts(self) -> Parts:
+        """What steps work with."""
+        return Parts(
+            self.in_features,
+            self.function,
+            self.driver,
+            self.estimator,
+            self.policy,
+            self.limits,
+            self.memory,
+            self._next_seed,
+        )
+
+    def _next_seed(self) -> int | None:
+        """For the next calls of a box that takes one. In eval mode it is always the same."""
+        if self.function.seed_position is None:
+            return None
+        schedule = self.policy_state.schedule
+        schedule.seeds += self.training
+        return (self.policy_state.random.seed + SEED_STRIDE * schedule.seeds) % 2**31
+
+    # ---- backward
+
+    def differentiate_rows(self, forward: ForwardRecord, x: Tensor, y: Tensor, gy: Tensor, *context: Tensor) -> Tensor:
+        """The gradient [B, d] at x [B, d], y [B, d_out] being the box there: for the bridges to autograd."""
+        if operators.transforming():  # of gradients, which the operator knows how to do
+            rest = (list(context), self._number, forward.autocast, forward.training, torch.empty(0, device=x.device))
+            return operators.differentiate(x, y.double(), gy, *rest)  # type: ignore[no-any-return]
+        if torch._C._functorch.is_legacy_batchedtensor(gy):
+            raise BoxError("is_grads_batched=True does not pass through a BlackBox: use torch.func.vmap instead")
+        if forward.parameters is not None:
+            self.function.tensors.check_parameters(forward.parameters)
+        where = self.function.compute_device(x.device)
+        here = (x, y, gy, *context)
+        there = here if where == x.device else tuple(t.to(where) for t in here)
+        with arithmetic(self.full_precision, where, forward.autocast):
+            g = self._take_step(forward, *there).to(x.device)
+        self.answers.forget(forward.ticket)
+        return g
+
+    def _take_step(self, forward: ForwardRecord, x: Tensor, y: Tensor, gy: Tensor, *context: Tensor) -> Tensor:
+        """One backward pass, where the box lives: everything goes in, and what comes out is committed."""
+        capturing, random = is_capturing(x.device), self.policy_state.random
+        step = StepInputs(
+            parts=self.parts(),
+            forward=forward,
+            x=inside(self.limits, x),
+            y=y,
+            gy=gy,
+            context=context,
+            state=self.policy_state.read(x.device),
+            generator=random.on(x.device) if capturing else random.fork(x.device),
+            structure=self.structure,
+            tracker=self.tracker,
+            schedule=self.policy_state.schedule,
+            noise=self.noise,
+            eval_start=self.eval_start,
+            capturing=capturing,
+        )
+        memory = self.memory
+        with memory.kept() if isinstance(memory, InternalState) else contextlib.nullcontext():
+            result = take_step(step)
+        self._commit(result, forward)
+        return result.g
+
+    def _commit(self, result: StepResult, forward: ForwardRecord) -> None:
+        """Keep what a step changes, now that nothing of it can fail any more. Then come the hooks."""
+        if result.failures is not None:  # which raises where failures are errors
+            self.trace.add_failures(result.failures, raises=self.on_failure == "raise")
+        self.eval_start = result.eval_start
+        for error in result.errors:
+            self.health.raised(error)
+        if forward.training:
+            self._commit_on_device(result, forward)
+        if result.discovery is not None and self.tracker is not None:
+            self.tracker.accept(result.discovery)
+        if self._recorded is not None:
+            self._recorded.append(result.changes)  # a replay will do what is left to do
+            return
+        self._commit_trial(result.noise_trial)
+        self._commit_on_host(result.changes)
+        self._commit_trial(result.trial)
+        if result.restart:
+            self.policy_state.schedule.begin()
+        self._run_hooks(result.changes.seen)
+
+    def _commit_on_device(self, result: StepResult, forward: ForwardRecord) -> None:
+        """Values on the device, copied in place into buffers that a captured graph knows."""
+        policy_state = self.policy_state
+        policy_state.random.join(result.g.device, result.generator)
+        if result.summary is not None:
+            policy_state.ranks.remember(forward.part, result.summary)
+        if result.state is not None:
+            policy_state.write(result.state)
+
+    def _commit_on_host(self, changes: HostChanges) -> None:
+        """Values on the host, which a captured graph does not know."""
+        self.trace.last = changes.steps
+        if changes.training and trial_share(self.policy, self.noise) > 0:
+            self.policy_state.schedule.step(changes.evaluations)
+        if changes.training and self.tracker is not None:
+            self.tracker.credit += changes.evaluations
+
+    def _commit_trial(self, trial: TrialResult | None) -> None:
+        if trial is None:
+            return
+        self.policy_state.schedule.tried(trial.evaluations)
+        self.policy_state.schedule.noise = trial.noise
+        if trial.report is not None:
+            self.health.watch(trial.report)
+
+    def _run_hooks(self, step: Step) -> None:
+        for hook in tuple(self.hooks.values()):
+            hook(self, step)
+
+    @contextlib.contextmanager
+    def without_trace(self) -> Iterator[None]:
+        """Meanwhile statistics go to a temporary trace; afterwards counters and what was learnt of fn are as before."""
+        trace, start, known = self.trace, self.eval_start, dict(vars(self.function))
+        self.trace = Trace(warns=False)
+        try:
+            yield
+        finally:
+            self.trace, self.eval_start = trace, start
+            vars(self.function).update(known)
+
+    # ---- several processes, and graphs
+
+    def exchange(self) -> None:
+        """Learn now what all processes of `process_group`, or of DistributedDataParallel, saw in the last step.
+
+        The next forward pass would do so. To be called by all of them, before one saves a `state_dict` that training is
+        to go on from bit for bit.
+        """
+        self.policy_state.exchange(self.policy, self.estimator.differences)
+
+    def due(self) -> bool:
+        """Whether the next training step has to run as Python, since a captured one would miss something.
+
+        So it is before the function is known, where it or the layer looks at values (numpy, `on_failure="raise"`, a
+        look at the structure, a trial), where the function keeps a state to itself or takes a seed, while several
+        processes exchange what they learn, and in eval mode, which always draws the same random numbers.
+        """
+        function, memory = self.function, self.memory
+        known = function.out_features is not None and function.interfaces == ("torch",)
+        placed = memory is None or (isinstance(memory, ExplicitState) and memory.places(self.training) is not None)
+        looking = self.tracker is not None and self.tracker.due()
+        looking |= self.trial_due or function.seed_position is not None
+        exchanging = self.policy_state.ranks.last is not None
+        return not (known and placed and self.training) or looking or exchanging or self.on_failure == "raise"
+
+    @property
+    def trial_due(self) -> bool:
+        """Whether the next training step measures more than a gradient needs."""
+        return trial_due(self.policy, self.noise, self.policy_state.schedule)
+
+    @property
+    def version(self) -> Hashable:
+        """Changes, in the sense of ==, when a captured step would no longer do what the layer does.
+
+        Policies, estimators and evaluators are known by identity: to change one, assign a new one.
+        """
+        rounding = self.function.rounding
+        noise = half_width(self.noise, self.policy_state.schedule.noise, rounding)
+        own = (self.function, self.training, noise, self.full_precision, self.limits, rounding)
+        parts = (self.policy, self.estimator, self.structure, self.driver.version)
+        memory = self.memory.places(self.training) if isinstance(self.memory, ExplicitState) else None
+        return (*own, *parts, memory, *self.policy_state.random.generators("cuda"))
+
+    def start_recording(self) -> None:
+        """A CUDA graph is about to be captured: what its step changes on the host is written down until it is over."""
+        self._recorded = []
+        self._counted = self.function.calls, self.function.evaluations
+
+    def stop_recording(self) -> Recording:
+        """The graph is captured. Its step counts from its first replay on."""
+        function, (calls, evaluations), changes = self.function, self._counted, tuple(self._recorded or ())
+        recording = Recording(function.calls - calls, function.evaluations - evaluations, changes)
+        function.calls, function.evaluations, self._recorded = calls, evaluations, None
+        return recording
+
+    def replay(self, recording: Recording) -> None:
+        """The graph was replayed. Hooks get copies, since the next replay overwrites what they may keep."""
+        self.function.calls += recording.calls
+        self.function.evaluations += recording.evaluations
+        if isinstance(self.memory, ExplicitState):
+            self.memory.went_on(self.training)
+        for changes in recording.changes:
+            self._commit_on_host(changes)
+            self._run_hooks(Step(*(t.clone() for t in changes.seen)))
