@@ -2,7 +2,7 @@
 
     python benchmarks/suite.py [arguments of pytest]
 
-The table of what works (docs/pytorch.md) is made from this.
+The table of what works (docs/pytorch.md) is made from this by `python docs/generate/tables.py`.
 """
 
 import sys

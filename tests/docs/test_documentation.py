@@ -1,5 +1,6 @@
 """What the documents say is true: their code runs, their figures are those in results/."""
 
+import importlib.metadata
 import re
 import subprocess
 import sys
@@ -31,12 +32,28 @@ def test_the_code_in_the_documents_runs():
 
 
 def test_the_figures_are_those_of_the_results():
-    subprocess.run([sys.executable, "benchmarks/tables.py", "--check"], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "docs/generate/tables.py", "--check"], cwd=ROOT, check=True)
+
+
+def test_no_script_has_the_name_of_a_package():
+    """A script's folder comes first on Python's path: what torch or tensorboard imports would be found there."""
+    scripts = [
+        path.stem for folder in ("benchmarks", "docs/generate", "examples") for path in ROOT.glob(f"{folder}/*.py")
+    ]
+    assert len(scripts) == len(set(scripts)) > 30
+    pinned = {re.split("[=; ]", line)[0].lower() for line in (ROOT / "constraints.txt").read_text().splitlines()}
+    packages = {
+        package
+        for package, owners in importlib.metadata.packages_distributions().items()
+        if pinned & {owner.lower() for owner in owners}
+    }
+    assert "torch" in packages
+    assert not {*scripts} & (packages | sys.stdlib_module_names)
 
 
 @pytest.mark.parametrize("name", sorted(path.parent.name for path in ROOT.glob("results/*/config.yaml")))
 def test_results_show_what_the_experiment_s_file_says(name):
-    """If not: python benchmarks/refresh.py."""
+    """If not: python docs/generate/refresh_results.py."""
     saved = yaml.safe_load((ROOT / "results" / name / "config.yaml").read_text())
     file = config.load(config.PAPER / f"{name}.yaml").as_dict()
     assert {key: saved.get(key) for key in (*config.SHOWN, "planned")} == {

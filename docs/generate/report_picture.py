@@ -1,6 +1,6 @@
-"""A picture of the report, on a screen and on a phone: results/report.png. Needs chromium.
+"""Makes a picture of the report on a screen and on a phone, results/report.png, which README.md shows. Needs chromium.
 
-python benchmarks/report_picture.py
+python docs/generate/report_picture.py
 """
 
 import subprocess
@@ -15,7 +15,7 @@ from rich.console import Console
 
 from bondgrad.report import report_command
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 VIEWS = (("summary", 1280), ("calhouse", 1280), ("summary", 375))  # what of the page is seen, and how wide
 HEIGHT = 1700
 
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def _seen(folder: Path, part: str, width: int) -> np.ndarray:
-    """A part of the page in a browser, [HEIGHT, width, 4]."""
+    """Return how a part of the page looks in a browser, [HEIGHT, width, 4]."""
     page, around, picture = (folder / name for name in ("index.html", "around.html", "picture.png"))
     around.write_text(AROUND.format(width=width, part=part, page=escape(page.read_text())))
     window = f"--window-size={max(width, 500)},{HEIGHT}"

@@ -1,12 +1,12 @@
-"""What was measured about structure, as tables."""
+"""Makes the tables of what was measured about structure, sequences included."""
 
 import statistics
 
-from markdown import load, source, source_cpu, spread, table
+from results_markdown import load, source, source_cpu, spread, table
 
 
 def modular() -> str:
-    """One gradient through modular boxes."""
+    """Return the tables of one gradient through modular boxes, on a CPU and on a GPU."""
     parts = []
     for name in ("structures", "structures_cuda"):
         result = load(name)
@@ -31,7 +31,7 @@ def modular() -> str:
 
 
 def found() -> str:
-    """Patterns that were found."""
+    """Return the table of the patterns that were found."""
     result = load("structures")
     rows = [
         [
@@ -53,7 +53,7 @@ def found() -> str:
 
 
 def late() -> str:
-    """Before, while and after dependencies wake."""
+    """Return the table of right signs before, while and after dependencies wake."""
     result = load("structures")
     numbers = result["numbers"]["late"]
     rows = []
@@ -77,7 +77,7 @@ def late() -> str:
 
 
 def nen() -> str:
-    """Sign accuracy by horizon."""
+    """Return the tables of the echo state network's sign accuracy by horizon."""
     result = load("nen")
     parts = []
     runs = result["numbers"]["runs"]

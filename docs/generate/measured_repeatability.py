@@ -1,8 +1,8 @@
-"""What was measured about training that gives the same numbers again: a section of docs/measured.md."""
+"""Makes the section of docs/measured.md on training that gives the same numbers again."""
 
 from typing import Any
 
-from markdown import ROOT, load, table
+from results_markdown import ROOT, load, table
 
 SECTION = """## The same numbers again
 
@@ -25,21 +25,21 @@ call out. First calls are made without it unless "after one element" is said.
 
 On a GPU the cause was the first replay of a captured step: when a capture begins, torch sets the offset of the graph's
 random numbers on the capturing stream, and the first replay sets it on the current one. Nothing ordered the two, so the
-first replay could have the random numbers of another step. In `bondgrad/torch_support/_graphs.py` the current stream now waits for the
-capturing one. The campaign for it, captured runs beside eager ones, is
+first replay could have the random numbers of another step. In `bondgrad/torch_support/_graphs.py` the current stream
+now waits for the capturing one. The campaign for it, captured runs beside eager ones, is
 `python benchmarks/bit_identity.py --device cuda --processes 8 --at-once 8 --epochs 1`.
 
 The same bits are to be expected on the same kind of processor only: oneMKL has different code for different ones, and
 with its code for AMD's the last bits also depend on the number of threads."""
 
 
-def identity() -> str:
-    """The whole section."""
+def repeatability() -> str:
+    """Return the whole section."""
     return SECTION.format(campaigns=campaigns())
 
 
 def campaigns() -> str:
-    """Campaigns of fresh processes, and how many of these differed."""
+    """Return the table of campaigns of fresh processes, with how many of these differed."""
     calls = load("first_calls")
     training = [load(path.stem) for path in sorted((ROOT / "results").glob("bit_identity_*.json"))]
     rows = [first_calls_row(label, numbers) for label, numbers in calls["numbers"].items()]
@@ -55,7 +55,7 @@ def campaigns() -> str:
 
 
 def first_calls_row(label: str, numbers: dict[str, Any]) -> list[str]:
-    """All functions of one campaign of first calls together."""
+    """Return the row of one campaign of first calls, with all its functions together."""
     functions = numbers["functions"]
     calls, differing = (sum(n[key] for n in functions.values()) for key in ("first calls", "differing"))
     affected = sum(n["differing"] > 0 for n in functions.values())
@@ -65,19 +65,19 @@ def first_calls_row(label: str, numbers: dict[str, Any]) -> list[str]:
 
 
 def training_row(label: str, numbers: dict[str, Any]) -> list[str]:
-    """One campaign of training processes, with how often each operation was the first to differ."""
+    """Return the row of one campaign of training processes, with how often each operation was the first to differ."""
     operations = [f"{name} ({count} times)" for name, count in numbers["first operations"].items()]
     count, differing = f"{numbers['processes']:,}", str(numbers["differing"])
     return [label, count, differing, load_of(numbers), "; ".join(operations) or "-"]
 
 
 def load_of(numbers: dict[str, Any]) -> str:
-    """Processes that were ready to run, on average over the last five minutes of a campaign, and cores to run them."""
+    """Return the mean number of processes ready to run in a campaign's last five minutes, and the number of cores."""
     return f"{numbers['load']:.1f}, {numbers['cores']}"
 
 
 def campaign_source(result: dict[str, Any], numbers: dict[str, Any]) -> str:
-    """Command, versions and machine of one campaign: those of a file may have been run on several."""
+    """Return command, versions and machine of one campaign: those of a file may have been run on several machines."""
     environment = numbers["environment"]
     machine = environment["gpu"] or f"{environment['cpu'].split(', ')[0]}, {environment['threads']} threads"
     return f"`{numbers['command']}`, bondgrad {result['bondgrad']}, torch {environment['torch']}, {machine}."

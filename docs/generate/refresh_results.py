@@ -1,6 +1,6 @@
 """Brings what results/ shows up to date with the experiments' files, without training.
 
-    python benchmarks/refresh.py [NAME ...]
+    python docs/generate/refresh_results.py [NAME ...]
 
 `results/NAME/config.yaml` has the settings that the runs were made with, which stay, and what is to be shown of them:
 title, notes, the paper's values, tables and figures. The latter are taken from the experiment's own file as it is now
@@ -15,11 +15,11 @@ import yaml
 from bondgrad import report
 from bondgrad.experiments import config
 
-RESULTS = Path(__file__).parent.parent / "results"
+RESULTS = Path(__file__).parents[2] / "results"
 
 
 def refresh(name: str) -> None:
-    """One experiment."""
+    """Bring one experiment's folder up to date."""
     path = RESULTS / name / "config.yaml"
     experiment = config.load(config.PAPER / f"{name}.yaml")
     now = experiment.as_dict()

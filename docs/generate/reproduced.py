@@ -1,10 +1,10 @@
-"""The paper's results: a document of verdicts, and of what is in results/NAME/."""
+"""Makes docs/reproduced.md: verdicts on the paper's results, and tables of what is in results/NAME/."""
 
 from collections.abc import Iterable
 from pathlib import Path
 
-from markdown import ROOT, table
-from reading_tables import readings
+from reproduced_readings import readings
+from results_markdown import ROOT, table
 
 from bondgrad.report import Experiment, label, paper_results, read, verdicts
 from bondgrad.report._compare import NOTHING, beside, heading
@@ -24,8 +24,8 @@ HEAD = """# What came out
 All tables and figures of the paper, also those that were never run, and what its text claims besides. Every verdict is
 computed: the paper's claims are checked one by one against `results/`, and what was not run, or was cut short, is never
 called reproduced. [Claims](#claims), at the end, has all of them with what was found. Made by
-`python benchmarks/tables.py`; `bondgrad report` makes a page of the same. [experiments.md](experiments.md) says how to
-run them.
+`python docs/generate/tables.py`; `bondgrad report` makes a page of the same. [experiments.md](experiments.md) says how
+to run them.
 
 **Tables and figures of the paper**: {results_counted}
 
@@ -55,7 +55,7 @@ its quartiles in round brackets.
 
 
 def reproduced() -> str:
-    """The whole document."""
+    """Return the whole document."""
     experiments = [read(folder) for folder in _folders()]
     by_folder = {experiment.folder: experiment for experiment in experiments}
     paper = paper_results()
@@ -76,7 +76,7 @@ def reproduced() -> str:
 
 
 def _folders() -> list[Path]:
-    """All folders with results, the main experiments first."""
+    """Return all folders with results, the main experiments first."""
     folders = [path.parent for path in (ROOT / "results").glob("*/config.yaml")]
     folders = [folder for folder in folders if (folder / "results.json").exists()]
     order = {name: i for i, name in enumerate(FIRST)}
@@ -84,7 +84,7 @@ def _folders() -> list[Path]:
 
 
 def _words(headings: list[str], rows: Iterable[list[str]]) -> str:
-    """A table in Markdown, all to the left. A | in a cell does not end it."""
+    """Return a table in Markdown, all to the left. A | in a cell does not end it."""
     lines = [headings, ["---"] * len(headings), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -99,7 +99,7 @@ def _verdict_table(found: list[Verdict], experiments: dict[str, Experiment]) -> 
 
 
 def _claims(verdict: Verdict) -> str:
-    """Every claim of a result with what was found."""
+    """Return every claim of a result with what was found."""
     rows = []
     for finding in verdict.findings:
         reading = f" Reading: {finding.claim.reading}." if finding.claim.reading else ""

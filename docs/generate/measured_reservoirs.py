@@ -1,8 +1,8 @@
-"""What was measured about reservoirs, as tables."""
+"""Makes the tables of what was measured about reservoirs."""
 
 import statistics
 
-from markdown import load, source, spread, table
+from results_markdown import load, source, spread, table
 
 from bondgrad.reservoirs import Rockmelon
 
@@ -18,7 +18,7 @@ METHODS = {
 
 
 def reservoirs() -> str:
-    """Gradients through each of them."""
+    """Return the tables of gradients through each reservoir."""
     parts = []
     for name in ("reservoirs_cuda", "reservoirs_cpu"):
         result = load(name)
@@ -47,7 +47,7 @@ def reservoirs() -> str:
 
 
 def readings() -> str:
-    """How fast the device is, and how well its copy knows it."""
+    """Return the table of how many readings a second the simulated device gives."""
     rows = []
     for name in ("reservoirs_cuda", "reservoirs_cpu"):
         result = load(name)
@@ -57,7 +57,7 @@ def readings() -> str:
 
 
 def card() -> str:
-    """Of the weights that are shipped."""
+    """Return the table of how well the network that is shipped knows the device."""
     found = Rockmelon(1).card
     rows = [
         [name, f"{r2:.4f}", f"{error:.4f}", f"{deviation:.3f}", f"{extrema:.1f}"]
@@ -80,7 +80,7 @@ def card() -> str:
 
 
 def in_the_loop() -> str:
-    """California Housing with a device between two networks."""
+    """Return the table of California Housing with a device between two networks."""
     result = load("quantum_reservoir")
     numbers = result["numbers"]
     rows = []

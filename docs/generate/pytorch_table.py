@@ -1,14 +1,13 @@
-"""The table of what works with PyTorch, for docs/pytorch.md: each row names the tests that stand behind it.
+"""Makes the table of what works with PyTorch, for docs/pytorch.md; each row names the tests that stand behind it.
 
-`python benchmarks/tables.py` puts it there; the columns say how many of those tests passed on a CPU and on a GPU, as
+`python docs/generate/tables.py` puts it there; the columns say how many of those tests passed on a CPU and on a GPU, as
 `python benchmarks/suite.py` found.
 """
 
-import json
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
+from results_markdown import load
+
 URL = "../tests/"
 
 # heading, then rows of (what, how, tests)
@@ -276,9 +275,9 @@ ROWS: dict[str, list[tuple[str, str, list[str]]]] = {
 }
 
 
-def what_works() -> str:
-    """The table, in Markdown. A row none of whose tests passed anywhere is an error."""
-    suites = {device: json.loads((ROOT / "results" / f"suite_{device}.json").read_text()) for device in ("cpu", "cuda")}
+def pytorch_table() -> str:
+    """Return the table in Markdown. A test that is named but passed nowhere is an error."""
+    suites = {device: load(f"suite_{device}") for device in ("cpu", "cuda")}
     passed = {device: suite["numbers"]["functions"] for device, suite in suites.items()}
     lines = ["|  |  | CPU | GPU | tests |", "| --- | --- | ---: | ---: | --- |"]
     for heading, rows in ROWS.items():
@@ -297,7 +296,7 @@ def what_works() -> str:
 
 
 def _all_tests(suite: dict[str, Any]) -> str:
-    """How many passed and how many did not, where."""
+    """Return how many tests passed and how many did not, and where."""
     totals = suite["numbers"]["totals"]
     where = suite["gpu"] or suite["machine"]
     return f"All tests, {where}: {totals['passed']} passed, {totals.get('failed', 0)} failed.  "

@@ -1,10 +1,10 @@
-"""Which reading of the paper comes closest to its Table calhouse: every reading and way of counting that was tried."""
+"""Makes the section of docs/reproduced.md on which reading of the paper comes closest to its Table calhouse."""
 
 import statistics
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from markdown import ROOT, table
+from results_markdown import ROOT, table
 
 from bondgrad.report import Experiment, read
 from bondgrad.report._metrics import STEP_DEVIATIONS
@@ -48,7 +48,7 @@ COUNTED = {
 
 
 class Compared(NamedTuple):
-    """One reading, counted in one way, beside the paper."""
+    """Holds what one reading gives, counted in one way, to be compared with the paper."""
 
     reading: str
     counted: str
@@ -56,14 +56,14 @@ class Compared(NamedTuple):
 
     @property
     def distances(self) -> tuple[float, float]:
-        """The mean distance from the paper in points, of the means and of the deviations."""
+        """Return the mean distance from the paper in points, of the means and of the deviations."""
         pairs = list(zip(self.cells, PAPER.values(), strict=True))
         means, deviations = ([abs(ours[i] - paper[i]) for ours, paper in pairs] for i in (0, 1))
         return statistics.fmean(means), statistics.fmean(deviations)
 
 
 def compared(experiment: Experiment) -> list[Compared]:
-    """All readings and ways of counting, the closest first."""
+    """Return all readings and ways of counting, the closest first."""
     found = [
         Compared(", ".join(reading) or "ours", words, [_cell(experiment, row, reading, metric) for row in PAPER])
         for reading in READINGS
@@ -85,7 +85,7 @@ def _cell(experiment: Experiment, row: str, reading: Sequence[str], metric: str)
 
 
 def readings() -> str:
-    """The section for docs/reproduced.md."""
+    """Return the whole section."""
     all_of_them = compared(read(ROOT / "results" / "calhouse_readings"))
     closest, second = all_of_them[:2]
     ours = next(one for one in all_of_them if one[:2] == ("ours", "box's inputs"))
@@ -104,7 +104,7 @@ def readings() -> str:
 
 
 def _written(cells: Iterable[tuple[float, float]]) -> list[str]:
-    """Mean and deviation of each row; two decimals where nearly all signs are right."""
+    """Return mean and deviation of each row, with two decimals where nearly all signs are right."""
     return [
         f"{mean:.2f} ± {deviation:.2f}" if mean > 99 else f"{mean:.1f} ± {deviation:.1f}" for mean, deviation in cells
     ]

@@ -1,18 +1,27 @@
-"""What was measured about steps, checks and probes, as tables."""
+"""Makes the tables of how close each policy's steps are to the best."""
 
 import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from calibrated_boxes import SCALES, TUNED, UNSEEN, WEAK
-from markdown import load, source, source_cpu, table
+from results_markdown import load, source_cpu, table
 
+# Boxes by their names in results/calibrated.json, in the order of the rows.
+TUNED = ("5-500-5", "weights x 5", "50 inputs")
+UNSEEN = ("interferometer", "enzymes", "oscillators")
+SCALES = ("50 inputs, blocks", "inputs 1e-3 to 1e3", "loss x 1e6", "loss x 1e-6", "3 decimals", "pendulum")
+WEAK = ("exp(5x)", "NaN outside", "1 decimal")
 METHODS = {"calibrated": "Calibrated", "bond, told": "Bond, told", "bond, auto": "Bond, auto", "bond": "Bond"}
 
 
 def _results(boxes: Sequence[str]) -> list[list[dict[str, Any]]]:
-    """The runs of each box and noise."""
+    """Return the runs of each box and noise. A box that no table would show is an error."""
     numbers = load("calibrated")["numbers"]
+    if unknown := {n["box"] for n in numbers} - {*TUNED, *UNSEEN, *SCALES, *WEAK}:
+        raise ValueError(
+            f"no table shows the boxes {sorted(unknown)} of results/calibrated.json: "
+            "name them at the top of docs/generate/measured_steps.py"
+        )
     keys = dict.fromkeys((box, n["noise"]) for box in boxes for n in numbers if n["box"] == box)
     return [[n for n in numbers if (n["box"], n["noise"]) == key] for key in keys]
 
@@ -37,18 +46,18 @@ def _gaps(boxes: Sequence[str]) -> str:
 
 
 def gaps() -> str:
-    """Sign accuracy on the boxes that steps were tuned on, and on others."""
+    """Return the table of sign accuracy on the boxes that steps were tuned on, and on those they were not."""
     result = load("calibrated")
     return _gaps([*TUNED, *UNSEEN]) + "\n\n" + source_cpu(result)
 
 
 def gaps_elsewhere() -> str:
-    """The same for scales and weak spots."""
+    """Return the same table for other scales, and for boxes that are hard for every policy."""
     return _gaps([*SCALES, *WEAK]) + "\n\n" + source_cpu(load("calibrated"))
 
 
 def losses() -> str:
-    """Test losses."""
+    """Return the table of test losses."""
     rows = []
     for runs in _results([*TUNED, *UNSEEN]):
         means = []
@@ -60,7 +69,7 @@ def losses() -> str:
 
 
 def extra() -> str:
-    """How many more evaluations trials cost, in per cent of all of training."""
+    """Return how many more evaluations trials cost, in per cent of all of training."""
     runs = [n for n in load("calibrated")["numbers"] if n["box"] in ("5-500-5", "50 inputs")]
     cost = {}
     for box in ("5-500-5", "50 inputs"):
@@ -70,31 +79,3 @@ def extra() -> str:
         )
         cost[box] = 100 * (mine / other - 1)
     return ", ".join(f"{value:.1f} % with {box}" for box, value in cost.items())
-
-
-def probes() -> str:
-    """What `probe` calls some boxes."""
-    result = load("probe_gallery")
-    rows = [[n["box"], n["verdict"]] for n in result["numbers"]]
-    lines = ["| box | verdict |", "| --- | --- |", *(f"| {box} | {verdict} |" for box, verdict in rows)]
-    return "\n".join(lines) + "\n\n" + source(result)
-
-
-def check_power() -> str:
-    """How often `check` is right."""
-    result = load("check_power")
-    rows = [
-        [
-            ", ".join(key),
-            *(
-                f"{n['right']} / {n['wrong']} / {n['undecided']}"
-                + (f" / {n['beyond tolerance']}" if n["beyond tolerance"] else "")
-                for n in result["numbers"]
-                if (n["gradient"], n["mistake"]) == key
-            ),
-        ]
-        for key in dict.fromkeys((n["gradient"], n["mistake"]) for n in result["numbers"])
-    ]
-    noises = list(dict.fromkeys(n["noise"] for n in result["numbers"]))
-    headings = ["gradient, mistake", *(f"noise {noise:g}" for noise in noises)]
-    return table(headings, rows) + "\n\n" + source(result)

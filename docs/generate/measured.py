@@ -1,0 +1,181 @@
+"""Makes docs/measured.md: this file has its text, the files measured_*.py have its tables."""
+
+from measured_accuracy import processes, reductions, scales, tf32
+from measured_check_and_probe import check_power, probes
+from measured_demo import demo, spsa_search
+from measured_repeatability import repeatability
+from measured_reservoirs import card, in_the_loop, readings, reservoirs
+from measured_steps import extra, gaps, gaps_elsewhere, losses
+from measured_structure import found, late, modular, nen
+from measured_times import gpu_step, gradient_500, step_time
+from results_markdown import load
+
+MEASURED = """# What was measured
+
+Every number here was put here by `python docs/generate/tables.py` from the files in `results/`, and those were written
+by the commands named below each table. Times to be compared were taken side by side in one run: medians for training
+steps, the best of several for single gradients. The machines were shared.
+
+## California Housing through a frozen network
+
+Read-in 8-100-100-5, box 5-500-5 (tanh), read-out 5-100-100-1.
+
+{demo}
+
+SPSA's test loss after ten epochs, two seeds, by learning rate and perturbation; the demo takes 1e-3 and 1e-3:
+
+{spsa_search}
+
+## Does the scale of outputs or loss matter?
+
+Right signs in %, 300 steps. The bounds of BOND depend on both scales; the range they are kept to makes them safe.
+
+{scales}
+
+## How a batch becomes one gradient per input
+
+Right signs in %, one epoch, three seeds, box d-500-d. The range makes the choice unimportant. Without it the mean of
+magnitudes, `reduce="mean-abs"`, does best, and so it is the default.
+
+{reductions}
+
+## Time of a training step
+
+The demo's networks, batch 64. The bare batch makes the same 640 evaluations in one call and does nothing else: no
+policy, no checks. What BOND adds to it is Python and operations on small tensors, whatever the box costs; with a box
+this cheap, on two cores, the plain loop is as fast. Median and range over seven processes, of means over steps
+but the longest 2 % (on 16 cores of medians over steps: an earlier measurement).
+
+{step_time}
+
+On a GPU the same step, as it is and captured by `GraphedStep`:
+
+{gpu_step}
+
+## One gradient at 500 inputs
+
+Batch 128, box 500-500-500 (tanh): 128,000 evaluations.
+
+{gradient_500}
+
+## TF32
+
+Right signs in %, one epoch, box d-500-d, one seed. TF32 around the box does no harm, since it is switched off inside.
+In the last column it is not (`full_precision=False`).
+
+{tf32}
+
+## Several processes
+
+Largest difference from one process on the joint batch, after {steps} steps with Adam, 24 rows and now and then 10. In
+float64 nothing but rounding is left. Moments are relative to their value. Without an exchange, which is
+DistributedDataParallel alone, they are something else.
+
+{processes}
+
+{repeatability}
+
+## How close are steps to the best?
+
+California Housing in a closed loop under noise, uniform on [0, X] on every output; 3 epochs, three seeds; right signs
+in the last epoch, in %. `Calibrated` is told nothing, "told" is `Bond` with `noise=X`, "auto" is `Bond` with
+`noise="auto"`, and `Bond` alone believes in rounding. The gap is what the best of 20 fixed steps from 1e-6 to 10,
+picked afterwards on the same trajectory, has more than `Calibrated`: negative means that no single step does as well.
+Nothing was tuned on the interferometer, the enzymes and the oscillators. Of the latter one run has three points less at
+1e-1 than it might: all slopes shrink as steps get longer, and that is allowed to be a tenth, not more.
+
+{gaps}
+
+More evaluations than `Bond` over these three epochs: {extra}.
+
+Scales of inputs and loss, rounded outputs, and weak spots. Where a function is monotonic in an input (exp(5x), and the
+pendulum, whose pushes saturate), the longest steps have the most right signs, however wrong their slopes: such are
+not taken. With one decimal, noise falls more slowly with the step than noise should, and steps stay too short.
+
+{gaps_elsewhere}
+
+Test losses after these three epochs, mean and deviation over seeds, beside those of the exact gradient (of the box
+without its noise, at the same noisy outputs). Up to 1e-2 `Calibrated` ends where the exact gradient does; at 1e-1 it
+ends higher with three boxes, hardly beyond the spread over seeds. Where `Bond`, told or "auto", ends lower, as with 50
+inputs at 1e-3, it is lower than the exact gradient too: what its steps leave of the noise helps a little in so few
+epochs. At 1e-1 with 50 inputs it ends lower with fewer right signs: there, seeds differ by more than methods do. Where
+noise is not told and signs are lost, losses are higher.
+
+{losses}
+
+## Is this gradient right?
+
+`bondgrad.check` on 200 random boxes of each kind: called right / wrong / undecided / wrong with good reason, since the
+gradient of that `BlackBox` is off by more than the tolerance of 1 %, as the exact one shows.
+
+{check_power}
+
+## What is this box like?
+
+{probes}
+
+## Structure
+
+One gradient. "Found out with" is how many evaluations `structure="auto"` spends once, at the first training step.
+
+{modular}
+
+What `structure.detect` finds of y = tanh(A x), 500 inputs and outputs, from 64 rows. The lower bound is the most inputs
+that one output depends on. Errors of a gradient are relative to the exact one, with the structure found and without.
+
+{found}
+
+![The patterns as they were found; inputs of one colour move together](../results/structures.png)
+
+A dependency that wakes late. California Housing through ten modules of five, which begin to hear one another when the
+inputs have grown in the course of training; what `structure="auto"` makes of it, and for comparison what fixed blocks
+would. Right signs in %.
+
+{late}
+
+![Right signs by step of training](../results/structures_late.png)
+
+## Echo state network
+
+Read-in 8-100-100-5, echo state network 5-200-5 with its state carried from batch to batch, read-out 5-100-100-1; the 64
+rows of a batch are read as time. A horizon of 1 moves a column of all time steps at once; the paper reports 79.86 % for
+that. "Box time steps" is what the network itself is asked to do in one step of training.
+
+{nen}
+
+## Reservoirs
+
+One gradient through each, with the structure that it declares; batch 64, of the echo state network one sequence of 64
+time steps, where an evaluation is a sequence. Signs and evaluations with `Calibrated`, including its trials in so few
+steps, and with `Bond`; times with `Calibrated`, beside those of the exact gradient.
+
+{reservoirs}
+
+{readings}
+
+## Rockmelon
+
+How well the network that comes with the package knows the device it was learnt from:
+
+{card}
+
+![Sweeps of gates: the device and its copy](../results/rockmelon_sweeps.png)
+
+## A quantum-dot device in the loop
+
+California Housing, read-in 8-100-100-40, one device used for four groups of ten gates, read-out 8-100-100-1. On the
+bench the device is noisy, drifts, lags behind, and takes its time; networks learn from such readings and are tested
+with them. Without a reservoir the read-in has eight outputs. The exact gradient ends at the limits of the gates, while
+`BlackBox` passes it on from there.
+
+{in_the_loop}
+"""
+
+
+def measured() -> str:
+    """Return the whole document."""
+    makers = (demo, spsa_search, scales, reductions, step_time, gpu_step, gradient_500, tf32, processes)
+    makers += (repeatability, gaps, gaps_elsewhere, losses, extra, check_power, probes, modular, found, late, nen)
+    makers += (reservoirs, readings, card, in_the_loop)
+    parts = {maker.__name__: maker() for maker in makers}
+    return MEASURED.format(**parts, steps=load("processes")["numbers"]["steps"])

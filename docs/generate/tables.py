@@ -1,0 +1,45 @@
+"""Puts what is in results/ into the documentation, so that no figure is typed by hand.
+
+python docs/generate/tables.py            # writes docs/measured.md, docs/reproduced.md, and tables elsewhere
+python docs/generate/tables.py --check    # only says whether they are up to date
+"""
+
+import re
+import sys
+from pathlib import Path
+
+from measured import measured
+from measured_demo import demo
+from pytorch_table import pytorch_table
+from reproduced import reproduced
+from results_markdown import ROOT
+
+
+def rendered() -> dict[Path, str]:
+    """Return the files as they should be."""
+    readme, docs = ROOT / "README.md", ROOT / "docs"
+    return {
+        readme: with_table(readme, demo()),
+        docs / "reproduced.md": reproduced(),
+        docs / "pytorch.md": with_table(docs / "pytorch.md", pytorch_table()),
+        docs / "measured.md": measured(),
+    }
+
+
+def with_table(path: Path, text: str) -> str:
+    """Return the document, with this text between its marks."""
+    between = re.compile(r"(<!-- table.*? -->\n).*?(<!-- end -->)", re.DOTALL)
+    return between.sub(lambda match: match[1] + "\n" + text + "\n\n" + match[2], path.read_text())
+
+
+def main(check: bool) -> None:
+    """Write the files, or compare them."""
+    for path, text in rendered().items():
+        if not check:
+            path.write_text(text)
+        elif not path.exists() or path.read_text() != text:
+            sys.exit(f"{path.relative_to(ROOT)} is not what results/ says: run python docs/generate/tables.py")
+
+
+if __name__ == "__main__":
+    main("--check" in sys.argv)
