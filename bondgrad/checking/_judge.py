@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from bondgrad.checking._slopes import JITTER, SHORTEST
-from bondgrad.measuring._statistics import FALSE_ALARM, LOOKS, freedom, mean, quantile, student
+from bondgrad.measuring._statistics import FALSE_ALARM, LOOKS, freedom, mean, normal_quantile, student
 
 WEAK = 0.01  # of the typical effect: what an input is measured by that has less, and less than can be seen
 SURE = 4  # times smaller than it seems may the remaining error of a slope be at least; in theory it is 15 times
@@ -120,7 +120,7 @@ def judge(measured: Measured, tolerance: float) -> Evidence:
         )
     )
     tests = 2 * d + 1
-    z = quantile(1 - FALSE_ALARM / (2 * tests * LOOKS))
+    z = normal_quantile(1 - FALSE_ALARM / (2 * tests * LOOKS))
     t = student(z, freedom(s.square() * var_s, copies_s, s.square() * var_g, copies_g))  # [d + 1]
     clear = squares > CLEAR * blur  # else nothing can be said of factors, and all is left to the sum of squares
     factor = torch.where(clear, along / squares, 0)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from bondgrad.estimators._estimator import Evaluate, Site, change, chunks, clamped, difference, span
+from bondgrad.measuring._moves import one_input_moved
 from bondgrad.structure._groups import Moves
 
 
@@ -33,10 +34,8 @@ def column_vjp(site: Site, evaluate: Evaluate, max_rows: int, signs: Sequence[in
 def _slopes(site: Site, evaluate: Evaluate, ends: list[Tensor], rows: slice, inputs: slice) -> Tensor:
     """The slopes [b, j] along j inputs of b rows, `ends` [b, j] being where those inputs are moved to."""
     x = site.x
-    (b, d), (_, j) = x.shape, ends[0].shape
-    points = x.view(b, 1, 1, d).expand(b, j, len(ends), d).clone(memory_format=torch.contiguous_format)
-    points.diagonal(inputs.start, 1, 3).copy_(torch.stack(ends, 1))
-    y, ok = evaluate(points, rows)  # [b, j, ends, d_out], [b, j, ends]
+    d, j = x.shape[1], ends[0].shape[1]
+    y, ok = evaluate(one_input_moved(x, inputs, torch.stack(ends, 1)), rows)  # [b, j, ends, d_out], [b, j, ends]
     return change(y, ok, site.y, site.gy).div_(span(ends, ok, x if j == d else x[:, inputs]))
 
 

@@ -18,13 +18,13 @@ def mean(samples: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return mean, variance, count >= 2
 
 
-def quantile(p: float) -> float:
+def normal_quantile(p: float) -> float:
     """Of the normal distribution."""
     return float(torch.special.ndtri(torch.tensor(p, dtype=torch.float64, device="cpu")))
 
 
 def student(z: float, freedom: Tensor) -> Tensor:
-    """The quantile of Student's distribution that has the probability of z in the normal one (Cornish and Fisher)."""
+    """The normal_quantile of Student's distribution that has the probability of z in the normal one (Cornish and Fisher)."""
     terms = (
         z,
         (z**3 + z) / 4,

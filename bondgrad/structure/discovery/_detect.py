@@ -15,6 +15,7 @@ from bondgrad.calling._limits import Limits, inside
 from bondgrad.calling._modules import in_eval_mode
 from bondgrad.calling._state_form import snapshot_owner
 from bondgrad.evaluators import Driver, Evaluator, Local, Request
+from bondgrad.measuring._statistics import normal_quantile
 from bondgrad.structure._colouring import colour, lower_bound
 from bondgrad.structure.discovery._search_batch import SearchBatch, between, deviation
 from bondgrad.torch_support._precision import arithmetic
@@ -46,7 +47,7 @@ class Detection:
     @property
     def least(self) -> Tensor:
         """[d_out] See `miss`."""
-        return self.noise * SQRT2 * (SCREEN + _quantile(1 - self.miss))
+        return self.noise * SQRT2 * (SCREEN + normal_quantile(1 - self.miss))
 
     @property
     def groups(self) -> int:
@@ -243,7 +244,7 @@ def confirmed(batch: SearchBatch, seen: Responses, doubtful: Tensor) -> Tensor:
     d = doubtful.shape[1]
     moves, which = torch.unique(seen.where[o, i] * d + i, return_inverse=True)  # [k] rows and inputs; [doubtful] which
     at, moved = moves // d, moves % d
-    threshold = _quantile(1 - Detection.false_alarm / (2 * len(o)))
+    threshold = normal_quantile(1 - Detection.false_alarm / (2 * len(o)))
     strength = []
     if batch.whole:  # all rows are moved to ask about one
         at_once, everywhere = 1, torch.arange(len(seen.rows), device=o.device)
@@ -264,8 +265,3 @@ def confirmed(batch: SearchBatch, seen: Responses, doubtful: Tensor) -> Tensor:
     result = torch.zeros_like(doubtful)
     result[o, i] = torch.cat(strength)[which, o] > threshold
     return result
-
-
-def _quantile(p: float) -> float:
-    """Of the normal distribution."""
-    return float(torch.special.ndtri(torch.tensor(p, dtype=torch.float64, device="cpu")))
