@@ -24,7 +24,7 @@ def normal_quantile(p: float) -> float:
 
 
 def student(z: float, freedom: Tensor) -> Tensor:
-    """The normal_quantile of Student's distribution that has the probability of z in the normal one (Cornish and Fisher)."""
+    """The quantile of Student's distribution that has the probability of z in the normal one (Cornish and Fisher)."""
     terms = (
         z,
         (z**3 + z) / 4,
