@@ -136,7 +136,9 @@ def _of_ours(experiment: Experiment, row: Row, column: str) -> list[float]:
     bases = [base for base in experiment.of(row.baseline) if key in base.finals and (through or not base.failed)]
     found = []
     for run in runs:
-        base = _base(run, bases, key, same_conditions=column == "loop_ratio")
+        # An outcome is compared with one after the same training, a time with one taken in the same way.
+        alike = conditions if column == "loop_ratio" else _training
+        base = _base(run, [base for base in bases if alike(base) == alike(run)], key)
         if base is not None and key in run.finals:
             found.append(run.finals[key] - base if column == "gain" else run.finals[key] / base)
     return found
@@ -146,16 +148,19 @@ def _paired(experiment: Experiment, row: Row) -> list[float]:
     """Differences from the baseline's run of the same seed, for the seeds that both have."""
     key = _outcome(experiment)
     own, base = (
-        {run.seed: METRICS[key].scale * run.finals[key] for run in experiment.of(name) if key in run.finals}
-        for name in (row.run, row.baseline)
+        {(run.seed, _training(run)): METRICS[key].scale * run.finals[key] for run in runs if key in run.finals}
+        for runs in (experiment.of(row.run), experiment.of(row.baseline))
     )
     failed = {run.seed for name in (row.run, row.baseline) for run in experiment.of(name) if run.failed}
-    return [own[seed] - base[seed] for seed in own if seed in base and seed not in failed]
+    return [own[alike] - base[alike] for alike in own if alike in base and alike[0] not in failed]
 
 
-def _base(run: Run, bases: list[Run], key: str, same_conditions: bool) -> float | None:
+def _training(run: Run) -> tuple[int, int]:
+    """How long it trained, and was meant to."""
+    return run.epochs_run, run.epochs
+
+
+def _base(run: Run, bases: list[Run], key: str) -> float | None:
     """The baseline's number for this run: that of its seed, or else the mean over seeds."""
-    if same_conditions:
-        bases = [base for base in bases if conditions(base) == conditions(run)]
     bases = [base for base in bases if base.seed == run.seed] or bases
     return statistics.fmean(base.finals[key] for base in bases) if bases else None

@@ -22,7 +22,8 @@ def label(experiment: Experiment) -> Label:
     less = []
     if short := [run for run in runs if run.epochs < experiment.planned_epochs.get(run.run, 0)]:
         planned = [experiment.planned_epochs[run.run] for run in short]
-        less.append(f"{_range([run.epochs for run in short])} of {_range(planned)} epochs")
+        which = "" if len(short) == len(runs) else f" in {len(short)} of {_runs(len(runs))}"
+        less.append(f"{_range([run.epochs for run in short])} of {_range(planned)} epochs{which}")
     if long := [run for run in runs if run.epochs > experiment.planned_epochs.get(run.run, run.epochs)]:
         planned = [experiment.planned_epochs[run.run] for run in long]
         less.append(f"{_range([run.epochs for run in long])} epochs instead of {_range(planned)}")

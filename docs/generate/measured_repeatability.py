@@ -27,7 +27,7 @@ On a GPU the cause was the first replay of a captured step: when a capture begin
 random numbers on the capturing stream, and the first replay sets it on the current one. Nothing ordered the two, so the
 first replay could have the random numbers of another step. In `bondgrad/torch_support/_graphs.py` the current stream
 now waits for the capturing one. The campaign for it, captured runs beside eager ones, is
-`python benchmarks/bit_identity.py --device cuda --processes 8 --at-once 8 --epochs 1`.
+`python benchmarks/bit_identity.py --device cuda --processes 24 --at-once 8 --epochs 2 --steps 40`.
 
 The same bits are to be expected on the same kind of processor only: oneMKL has different code for different ones, and
 with its code for AMD's the last bits also depend on the number of threads."""

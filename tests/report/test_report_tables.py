@@ -6,7 +6,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from bondgrad.report import draw, read, report_command, tables
+from bondgrad.report import draw, label, read, report_command, tables
 from bondgrad.report._compare import beside, compare, heading
 from bondgrad.report._verdicts import VERDICTS
 from tests.report.synthetic_results import calhouse, fashion, put, run, write
@@ -141,3 +141,14 @@ def test_a_page_of_one_experiment_has_only_its_verdicts(tmp_path):
     (first, *_) = [table for where, table in page.tables if where == "summary"]
     names = [row[0].replace("_ ", "_") for row in first[1:]]
     assert [name.split(" ")[:2] for name in names] == [["Table", "calhouse"], ["Figure", "calhouse_loss"]]
+
+
+def test_gains_are_over_a_baseline_that_trained_as_long(tmp_path):
+    config, found = fashion()
+    made = experiment_of(tmp_path, config, found["runs"])
+    assert cell_of(made, "BOND", "gain").ours != "-"
+    bond = next(result for result in found["runs"] if result["run"] == "BOND")
+    bond["epochs"] = bond["epochs_run"] = 100
+    longer = experiment_of(tmp_path, config, found["runs"])
+    assert cell_of(longer, "BOND", "gain").ours == "-"
+    assert "8 of 100 epochs in 2 of 3 runs" in label(longer).words

@@ -22,12 +22,16 @@ def test_the_first_replay_has_the_random_numbers_of_its_step_on_a_busy_gpu():
                     busy @ busy
                 torch.cuda.current_stream().synchronize()
 
+    # Torch has 32 streams and gives them out in turn: with new ones for every seed, a capture would come to be on the
+    # stream of the thread above.
+    around = torch.cuda.Stream()
+
     def noisy_losses(seed, graphed):
         torch.manual_seed(seed)
         reservoir = Noisy(nn.Linear(4, 4), 1e-3, seed=seed).cuda()
         step = lambda x: reservoir(x).sum()  # noqa: E731
         take = GraphedStep(step, reservoir) if graphed else step
-        with torch.cuda.stream(torch.cuda.Stream()), torch.no_grad():
+        with torch.cuda.stream(around), torch.no_grad():
             losses = [take(x) for x in torch.ones(6, 64, 4, device="cuda")]
             torch.cuda.synchronize()
         return torch.stack(losses).tolist()
@@ -35,7 +39,7 @@ def test_the_first_replay_has_the_random_numbers_of_its_step_on_a_busy_gpu():
     thread = threading.Thread(target=occupy)
     thread.start()
     try:
-        for seed in range(20):
+        for seed in range(20):  # each takes a stream
             assert noisy_losses(seed, True) == noisy_losses(seed, False)
     finally:
         stop.set()
