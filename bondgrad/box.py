@@ -1,6 +1,5 @@
 """BlackBox: the layer."""
 
-import functools
 import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -29,7 +28,7 @@ from bondgrad.structure import Structure
 from bondgrad.structure._resolve import resolve
 from bondgrad.structure.discovery._tracker import AutoStructure, StructureTracker
 from bondgrad.torch_support import _operators as operators
-from bondgrad.torch_support._bridge import attach, check_tangent
+from bondgrad.torch_support._bridge import check_tangent
 from bondgrad.torch_support._precision import autocast_dtype
 
 if TYPE_CHECKING:
@@ -147,7 +146,7 @@ class BlackBox(Layer):
         Returns:
             [..., out_features], in the dtype of x.
         """
-        in_time = self.structure.in_time
+        in_time = self.function.time_features is not None
         check_input(x, self.in_features, in_time)
         check_tangent(x)
         lead = x.shape[:-1]
@@ -173,15 +172,6 @@ class BlackBox(Layer):
         out = y.to(x.dtype)
         return out if x.ndim == 2 and not in_time else out.reshape(*lead, -1)
 
-    def _attached(self, x: Tensor, context: tuple[Tensor, ...], autocast: torch.dtype | None) -> Tensor:
-        """The box at x [B, d], in eager code, with its gradient if one may be asked for."""
-        graded = x.requires_grad and torch.is_grad_enabled()
-        y, forward = self.evaluate_rows(x.detach(), context, autocast, graded)
-        if not graded:
-            return y
-        forward = forward._replace(parameters=self.function.tensors.parameters())
-        return attach(x, y, functools.partial(self.differentiate_rows, forward), context)
-
     def reset(self) -> None:
         """Let a box with memory forget what it has seen: a new stream begins. In eval mode, that for evaluation."""
         if self.memory is None:
@@ -189,12 +179,12 @@ class BlackBox(Layer):
         self.memory.reset(self.training)
         self.answers.clear()
 
-    # ---- seeing what it does
+    # ---- parts
 
     @property
     def structure(self) -> Structure:
         """Which outputs depend on which inputs: as it was given, or as it was found out so far."""
-        return self._structure if self.tracker is None else self.tracker.structure
+        return self.current_structure
 
     @structure.setter
     def structure(self, structure: "str | Structure | Tensor | np.ndarray | None") -> None:
@@ -247,6 +237,8 @@ class BlackBox(Layer):
         """What was learnt was learnt of another box, or for another policy."""
         self.policy_state.adopt(self.policy)
         self.health, self.eval_start = HealthMonitor(), None
+
+    # ---- seeing what it does
 
     @property
     def stats(self) -> Stats:

@@ -51,7 +51,6 @@ class Limits:
         times = x.shape[-1] // len(low)
         return (low, high) if times == 1 else (low.repeat(times), high.repeat(times))
 
-
-def inside(limits: Limits | None, x: Tensor) -> Tensor:
-    """The rows x [B, d], kept to the limits if there are any."""
-    return x if limits is None else x.clamp(*limits.like(x))
+    def clamped(self, x: Tensor) -> Tensor:
+        """The rows x [B, d], kept inside."""
+        return x.clamp(*self.like(x))

@@ -1,5 +1,6 @@
 """What every estimator answers: the gradient at the box's inputs, from evaluations near them."""
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -44,7 +45,7 @@ class Estimator(ABC):
     def __init__(self, normalize_rows: bool = False) -> None:
         self.normalize_rows = normalize_rows
 
-    @property
+    @functools.cached_property
     def differences(self) -> Differences:
         """What a policy is told of the estimator."""
         return Differences(self.order, self.shared_base, self.draws)

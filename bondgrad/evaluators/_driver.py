@@ -27,15 +27,9 @@ class Driver:
     def __init__(self, evaluator: Evaluator) -> None:
         self.evaluator = evaluator
         self.requests = 0  # sent so far
-        self._fitting: int | None = None  # the most rows that memory had room for; None: it never ran out
+        self.max_rows = evaluator.max_rows  # in one request; less once memory has run out; None: no limit
         self._rows = 0  # of the last portion, which is to be halved if memory runs out
         self._warned = False
-
-    @property
-    def max_rows(self) -> int | None:
-        """The most rows that are sent in one request; None: no limit."""
-        limits = [limit for limit in (self.evaluator.max_rows, self._fitting) if limit is not None]
-        return min(limits, default=None)
 
     @property
     def version(self) -> Hashable:
@@ -54,16 +48,16 @@ class Driver:
         n, most = request.points.shape[0], self.max_rows
         size = self._rows = n if most is None else min(n, most)
         if size == n:
-            return self._sent(request)
+            return self._answer(request)
         if request.pairs and size > 1:
             size -= size % 2
-        first = self._sent(_rows_of(request, slice(size)))
+        first = self._answer(_rows_of(request, slice(size)))
         # Copied at once: a box may answer every call in the same buffer.
         y = first.new_empty(n, first.shape[1])
         y[:size] = first
         for start in range(size, n, size):
             part = slice(start, start + size)
-            y[part] = self._sent(_rows_of(request, part))
+            y[part] = self._answer(_rows_of(request, part))
         return y
 
     def run(self, work: Callable[[], T]) -> T:
@@ -76,7 +70,7 @@ class Driver:
                     raise
                 self._halve(error)
 
-    def _sent(self, request: Request) -> Tensor:
+    def _answer(self, request: Request) -> Tensor:
         answer = self.evaluator.evaluate(request._replace(number=self.requests))
         self.requests += 1
         return answer.y if answer.ok is None else answer.y.masked_fill(~answer.ok[:, None], math.nan)
@@ -84,11 +78,11 @@ class Driver:
     def _halve(self, error: Exception) -> None:
         if self._rows <= 1:
             raise BoxError("out of memory on a single row: the box itself needs more than there is") from error
-        self._fitting = self._rows // 2
+        self.max_rows = self._rows // 2
         if not self._warned:
             self._warned = True
             warnings.warn(
-                f"out of memory with {self._rows} rows at a time: going on with at most {self._fitting}, halved again "
+                f"out of memory with {self._rows} rows at a time: going on with at most {self.max_rows}, halved again "
                 "if need be. Pass evaluator=Local(max_rows=...) to start there.",
                 stacklevel=2,
             )

@@ -6,7 +6,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bondgrad.calling._limits import inside
 from bondgrad.calling._memory import ExplicitState, InternalState, StateRecorder
 from bondgrad.errors import BoxError
 from bondgrad.evaluators import Request
@@ -34,9 +33,9 @@ def evaluate(call: ForwardInputs) -> tuple[Tensor, StatesByStart]:
     parts, x = call.parts, call.x
     where = parts.function.compute_device(x.device)
     rows = (x, *call.context) if where == x.device else tuple(t.to(where) for t in (x, *call.context))
-    call = call._replace(x=inside(parts.limits, rows[0]), context=rows[1:])
+    call = call._replace(x=rows[0] if parts.limits is None else parts.limits.clamped(rows[0]), context=rows[1:])
     with arithmetic(call.full_precision, where, call.autocast), parts.function.learning():
-        seed, memory = parts.next_seed(), parts.memory
+        seed, memory = None if parts.next_seed is None else parts.next_seed(), parts.memory
         states: StatesByStart = ()
         if memory is None:
             y = _ask(call, parts.function, call.x, call.context, seed)

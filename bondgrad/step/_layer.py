@@ -1,15 +1,17 @@
 """A layer as its training steps see it: forward and backward passes, what they change, and graphs of them."""
 
 import contextlib
+import functools
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from bondgrad.calling._function import RowFunction
-from bondgrad.calling._limits import Limits, inside
+from bondgrad.calling._limits import Limits
 from bondgrad.calling._memory import ExplicitState, InternalState, Memory
 from bondgrad.errors import BoxError
 from bondgrad.estimators import Estimator
@@ -34,9 +36,11 @@ from bondgrad.step._trials import half_width, trial_due, trial_share
 from bondgrad.structure import Structure
 from bondgrad.structure.discovery._tracker import StructureTracker
 from bondgrad.torch_support import _operators as operators
+from bondgrad.torch_support._bridge import attach
 from bondgrad.torch_support._checkpoint import Answers, in_backward, in_checkpoint
 from bondgrad.torch_support._device import is_capturing
 from bondgrad.torch_support._precision import arithmetic
+from bondgrad.torch_support._ranks import ALONE
 
 SEED_STRIDE = 1_000_003  # between the seeds of calls: a prime, lest layers with seeds in a row give out the same ones
 
@@ -52,9 +56,6 @@ class Layer(nn.Module):
     on_failure: str
     full_precision: bool
     driver: Driver  # sends requests to the evaluator
-    estimator: Estimator
-    policy: Policy
-    structure: Structure
     tracker: StructureTracker | None  # finds out the structure, for structure="auto"
     policy_state: PolicyState
 
@@ -63,6 +64,9 @@ class Layer(nn.Module):
         self.health, self.trace, self.answers = HealthMonitor(), Trace(), Answers()
         self.eval_start: State | None = None  # of a measuring policy, for gradients in eval mode
         self.hooks: OrderedDict[int, Callable[[Any, Step], None]] = OrderedDict()
+        self._estimator: Estimator
+        self._policy: Policy
+        self._structure: Structure
         self._number = operators.register(self)
         self._recorded: list[HostChanges] | None = None  # while a CUDA graph is captured
         self._counted = (0, 0)  # calls and evaluations before that
@@ -74,6 +78,15 @@ class Layer(nn.Module):
         """Width of the output; None until it was given or seen."""
         return self.function.out_features
 
+    def _attached(self, x: Tensor, context: tuple[Tensor, ...], autocast: torch.dtype | None) -> Tensor:
+        """The box at x [B, d], in eager code, with its gradient if one may be asked for."""
+        graded = x.requires_grad and torch.is_grad_enabled()
+        y, forward = self.evaluate_rows(x.detach(), context, autocast, graded)
+        if not graded:
+            return y
+        forward = forward._replace(parameters=self.function.tensors.parameters())
+        return attach(x, y, functools.partial(self.differentiate_rows, forward), context)
+
     def evaluate_rows(
         self, x: Tensor, context: tuple[Tensor, ...], autocast: torch.dtype | None, graded: bool
     ) -> tuple[Tensor, ForwardRecord]:
@@ -82,13 +95,15 @@ class Layer(nn.Module):
         Inside an activation checkpoint the answer is kept, and given again when the forward pass is run again.
         """
         call = ForwardInputs(
-            self.parts(), self.structure, x, context, self.training, graded, self.full_precision, autocast
+            self.parts(), self.current_structure, x, context, self.training, graded, self.full_precision, autocast
         )
 
         def ask(learns: bool) -> tuple[Tensor, ForwardRecord]:
             y, states = evaluate(call)
-            rows = inside(self.limits, x).reshape(-1, self.in_features) if learns else x
-            part = self.policy_state.joint_batch(self.policy, self.estimator.differences, rows, learns)
+            part = ALONE
+            if dist.is_available() and dist.is_initialized():
+                differences = self._estimator.differences
+                part = self.policy_state.joint_batch(self._policy, differences, self.limits, x, learns)
             return y, ForwardRecord(self.training, autocast, part, states)
 
         if is_capturing(x.device) or not in_checkpoint():
@@ -97,23 +112,26 @@ class Layer(nn.Module):
         (y, forward), ticket = self.answers.answer((x, *context), ordered, graded, self.training, ask)
         return y.clone(), forward._replace(ticket=ticket)
 
+    @property
+    def current_structure(self) -> Structure:
+        """Which outputs depend on which inputs: as it was given, or as it was found out so far."""
+        return self._structure if self.tracker is None else self.tracker.structure
+
     def parts(self) -> Parts:
         """What steps work with."""
         return Parts(
             self.in_features,
             self.function,
             self.driver,
-            self.estimator,
-            self.policy,
+            self._estimator,
+            self._policy,
             self.limits,
             self.memory,
-            self._next_seed,
+            None if self.function.seed_position is None else self._next_seed,
         )
 
-    def _next_seed(self) -> int | None:
+    def _next_seed(self) -> int:
         """For the next calls of a box that takes one. In eval mode it is always the same."""
-        if self.function.seed_position is None:
-            return None
         schedule = self.policy_state.schedule
         schedule.seeds += self.training
         return (self.policy_state.random.seed + SEED_STRIDE * schedule.seeds) % 2**31
@@ -143,13 +161,13 @@ class Layer(nn.Module):
         step = StepInputs(
             parts=self.parts(),
             forward=forward,
-            x=inside(self.limits, x),
+            x=x if self.limits is None else self.limits.clamped(x),
             y=y,
             gy=gy,
             context=context,
             state=self.policy_state.read(x.device),
             generator=random.on(x.device) if capturing else random.fork(x.device),
-            structure=self.structure,
+            structure=self.current_structure,
             tracker=self.tracker,
             schedule=self.policy_state.schedule,
             noise=self.noise,
@@ -166,7 +184,8 @@ class Layer(nn.Module):
         """Keep what a step changes, now that nothing of it can fail any more. Then come the hooks."""
         if result.failures is not None:  # which raises where failures are errors
             self.trace.add_failures(result.failures, raises=self.on_failure == "raise")
-        self.eval_start = result.eval_start
+        if result.eval_start is not self.eval_start:
+            self.eval_start = result.eval_start
         for error in result.errors:
             self.health.raised(error)
         if forward.training:
@@ -176,9 +195,11 @@ class Layer(nn.Module):
         if self._recorded is not None:
             self._recorded.append(result.changes)  # a replay will do what is left to do
             return
-        self._commit_trial(result.noise_trial)
+        if result.noise_trial is not None:
+            self._commit_trial(result.noise_trial)
         self._commit_on_host(result.changes)
-        self._commit_trial(result.trial)
+        if result.trial is not None:
+            self._commit_trial(result.trial)
         if result.restart:
             self.policy_state.schedule.begin()
         self._run_hooks(result.changes.seen)
@@ -195,14 +216,12 @@ class Layer(nn.Module):
     def _commit_on_host(self, changes: HostChanges) -> None:
         """Values on the host, which a captured graph does not know."""
         self.trace.last = changes.steps
-        if changes.training and trial_share(self.policy, self.noise) > 0:
+        if changes.training and trial_share(self._policy, self.noise) > 0:
             self.policy_state.schedule.step(changes.evaluations)
         if changes.training and self.tracker is not None:
             self.tracker.credit += changes.evaluations
 
-    def _commit_trial(self, trial: TrialResult | None) -> None:
-        if trial is None:
-            return
+    def _commit_trial(self, trial: TrialResult) -> None:
         self.policy_state.schedule.tried(trial.evaluations)
         self.policy_state.schedule.noise = trial.noise
         if trial.report is not None:
@@ -231,7 +250,7 @@ class Layer(nn.Module):
         The next forward pass would do so. To be called by all of them, before one saves a `state_dict` that training is
         to go on from bit for bit.
         """
-        self.policy_state.exchange(self.policy, self.estimator.differences)
+        self.policy_state.exchange(self._policy, self._estimator.differences)
 
     def due(self) -> bool:
         """Whether the next training step has to run as Python, since a captured one would miss something.
@@ -251,7 +270,7 @@ class Layer(nn.Module):
     @property
     def trial_due(self) -> bool:
         """Whether the next training step measures more than a gradient needs."""
-        return trial_due(self.policy, self.noise, self.policy_state.schedule)
+        return trial_due(self._policy, self.noise, self.policy_state.schedule)
 
     @property
     def version(self) -> Hashable:
@@ -262,7 +281,7 @@ class Layer(nn.Module):
         rounding = self.function.rounding
         noise = half_width(self.noise, self.policy_state.schedule.noise, rounding)
         own = (self.function, self.training, noise, self.full_precision, self.limits, rounding)
-        parts = (self.policy, self.estimator, self.structure, self.driver.version)
+        parts = (self._policy, self._estimator, self.current_structure, self.driver.version)
         memory = self.memory.places(self.training) if isinstance(self.memory, ExplicitState) else None
         return (*own, *parts, memory, *self.policy_state.random.generators("cuda"))
 

@@ -39,6 +39,8 @@ class Neighbourhood:
         self.parts, self.x, self.y, self.context = parts, x, y, context
         self.states = states or ((0, ()),)
         self.whole = isinstance(parts.memory, InternalState)  # whether all rows go together
+        # The state of a box that is given it, by the time step at which it can start.
+        self._state_at: dict[int, tuple[Tensor, ...]] = {0: ()} if self.whole else dict(self.states)
         self.low: Tensor | None = None
         self.high: Tensor | None = None
         if parts.limits is not None:
@@ -62,14 +64,13 @@ class Neighbourhood:
             [b, ..., d_out].
         """
         self.evaluations[purpose] += points.shape[:-1].numel()
-        seed = self.parts.next_seed()
-        if self.whole:
-            moves = [self._send(move, self.context, purpose, False, seed) for move in points.flatten(1, -2).unbind(1)]
-            return torch.stack(moves, 1).view(*points.shape[:-1], -1)
+        seed = None if self.parts.next_seed is None else self.parts.next_seed()
+        if isinstance(self.parts.memory, InternalState):
+            return self._ask_from_internal_state(self.parts.memory, points, purpose, seed)
         if seed is None:
-            return self._ask_near(points, rows, purpose, start, points.shape[-2] == 2)
+            return self._ask_near(points, rows, purpose, start, None)
         # With the same random numbers at both ends of a move their noise is gone from the difference.
-        ends = [self._ask_near(end, rows, purpose, start, False, seed).clone() for end in points.unbind(-2)]
+        ends = [self._ask_near(end, rows, purpose, start, seed).clone() for end in points.unbind(-2)]
         return torch.stack(ends, -2)
 
     def ask_again(self, purpose: Purpose) -> Tensor:
@@ -77,24 +78,24 @@ class Neighbourhood:
         everything = torch.arange(len(self.x), device=self.x.device)
         return self.ask(self.x[:, None, None].clone(), everything, purpose).flatten(1)
 
-    def _ask_near(
-        self, points: Tensor, rows: slice | Tensor, purpose: Purpose, start: int, pairs: bool, seed: int | None = None
-    ) -> Tensor:
-        shape = points.shape[:-1]
-        beside = (*self.context, *self._state(start))
-        nearby = tuple(t[rows].repeat_interleave(shape[1:].numel(), 0) for t in beside)
-        return self._send(points.reshape(-1, points.shape[-1]), nearby, purpose, pairs, seed).view(*shape, -1)
+    def _ask_near(self, points: Tensor, rows: slice | Tensor, purpose: Purpose, start: int, seed: int | None) -> Tensor:
+        shape, beside = points.shape[:-1], (*self.context, *self._state_at[start])
+        if beside:
+            beside = tuple(t[rows].repeat_interleave(shape[1:].numel(), 0) for t in beside)
+        pairs = seed is None and shape[-1] == 2
+        flat = points.reshape(-1, points.shape[-1])
+        return self.parts.driver.ask(Request(self.parts.function, flat, beside, pairs, seed, purpose)).view(*shape, -1)
 
-    def _send(
-        self, points: Tensor, context: tuple[Tensor, ...], purpose: Purpose, pairs: bool, seed: int | None
+    def _ask_from_internal_state(
+        self, memory: InternalState, points: Tensor, purpose: Purpose, seed: int | None
     ) -> Tensor:
-        function, memory = self.parts.function, self.parts.memory
-        if isinstance(memory, InternalState):
-            # A box that keeps its state to itself is asked about all rows at once, from the state before them.
-            from_before = memory.from_snapshot(self.states[0][1], function)
-            points, context = points.clone(), tuple(c.clone() for c in context)
-            return self.parts.driver.ask(Request(from_before, points, context, seed=seed, purpose=purpose)).clone()
-        return self.parts.driver.ask(Request(function, points, context, pairs, seed, purpose))
+        """A box that keeps its state to itself is asked about all rows at once, from the state before them."""
+        function, answers = memory.from_snapshot(self.states[0][1], self.parts.function), []
+        for move in points.flatten(1, -2).unbind(1):
+            context = tuple(c.clone() for c in self.context)
+            request = Request(function, move.clone(), context, seed=seed, purpose=purpose)
+            answers.append(self.parts.driver.ask(request).clone())
+        return torch.stack(answers, 1).view(*points.shape[:-1], -1)
 
     def run(self, work: Callable[[], T]) -> T:
         """Run it; again with less at once, if that was too much and can be changed."""
@@ -102,13 +103,9 @@ class Neighbourhood:
 
     def _portion(self, start: int, wanted: int) -> int:
         batch = self.x.shape[0]
-        tensors = (self.x, self.y, *self.context, *self._state(start))
+        tensors = (self.x, self.y, *self.context, *self._state_at[start])
         row_bytes = sum([t.itemsize * (t.numel() // batch) for t in tensors])
         return self.parts.driver.portion(row_bytes, wanted, self.x.device)
-
-    def _state(self, start: int) -> tuple[Tensor, ...]:
-        """The state of a box that is given it."""
-        return () if self.whole else dict(self.states)[start]
 
     # ---- gradients
 

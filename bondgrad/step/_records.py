@@ -32,7 +32,7 @@ class Parts(NamedTuple):
     policy: Policy
     limits: Limits | None
     memory: Memory | None
-    next_seed: Callable[[], int | None]  # for the next calls of a box that takes one
+    next_seed: Callable[[], int] | None  # for the next calls of a box that takes one; None: it takes none
 
 
 class ForwardRecord(NamedTuple):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from bondgrad.calling._limits import Limits
 from bondgrad.policies import Differences, Policy, State
 from bondgrad.torch_support._checkpoint import in_backward
 from bondgrad.torch_support._random import Generators
@@ -59,13 +60,16 @@ class PolicyState(nn.Module):
             if value is not buffers[name]:
                 buffers[name].copy_(value)
 
-    def joint_batch(self, policy: Policy, differences: Differences, x: Tensor, learns: bool) -> JointBatch:
-        """Where the rows x [B, d] stand in the batch of all processes, which tell one another what they learnt."""
+    def joint_batch(
+        self, policy: Policy, differences: Differences, limits: Limits | None, x: Tensor, learns: bool
+    ) -> JointBatch:
+        """Where the rows x stand in the batch of all processes, which tell one another what they learnt."""
         group = self.ranks.current() if learns else None
         if group is None:
             # A forward pass that is run again takes part in nothing: the processes must not learn apart.
             return self.ranks.unlearnt() if in_backward() else ALONE
-        part, state = self.ranks.exchange(group, policy, differences, self.read(x.device), x)
+        rows = (x if limits is None else limits.clamped(x)).reshape(-1, self.ranks.in_features)
+        part, state = self.ranks.exchange(group, policy, differences, self.read(x.device), rows)
         self.write(state)
         return part
 

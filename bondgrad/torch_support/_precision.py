@@ -82,8 +82,8 @@ class _FullFloat32:
         with self._lock:
             if self._inside > 0:
                 return True
-            for setting in SETTINGS:  # noqa: SIM110 - this way is faster, and often taken
-                if setting.read() not in IEEE:
+            for backend, kind in SETTINGS:  # noqa: SIM110 - this way is faster, and often taken
+                if torch._C._get_fp32_precision_getter(backend, kind) not in IEEE:
                     return True
             return False
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bondgrad.calling._function import RowFunction
 from bondgrad.calling._inputs import check_callable, check_input, context_rows
-from bondgrad.calling._limits import Limits, inside
+from bondgrad.calling._limits import Limits
 from bondgrad.calling._modules import in_eval_mode
 from bondgrad.calling._state_form import snapshot_owner
 from bondgrad.evaluators import Driver, Evaluator, Local, Request
@@ -101,7 +101,7 @@ def detect(
     check_input(x, x.shape[-1] if isinstance(x, Tensor) else 0)
     function, driver = RowFunction(fn, None), Driver(Local() if evaluator is None else evaluator)
     bounds = None if limits is None else Limits(limits, x.shape[1])
-    rows = inside(bounds, x.detach())
+    rows = x.detach() if bounds is None else bounds.clamped(x.detach())
     contexts = context_rows(context, x.shape[:1])
 
     def evaluate(points: Tensor, which: Tensor) -> Tensor:
