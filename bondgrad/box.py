@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 ESTIMATORS: dict[str, Callable[[], Estimator]] = {"central": Central, "forward": Forward, "simultaneous": Simultaneous}
 POLICIES: dict[str, Callable[[], Policy]] = {"bond": Bond, "calibrated": Calibrated}
-SEED_STRIDE = 1_000_003  # between the seeds of calls: a prime, lest layers with seeds in a row give out the same ones
 
 
 class BlackBox(Layer):
