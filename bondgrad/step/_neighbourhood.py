@@ -93,7 +93,8 @@ class Neighbourhood:
             # A box that keeps its state to itself is asked about all rows at once, from the state before them.
             from_before = memory.from_snapshot(self.states[0][1], function)
             points, context = points.clone(), tuple(c.clone() for c in context)
-            return self.parts.driver.ask(Request(from_before, points, context, seed=seed, purpose=purpose)).clone()
+            request = Request(from_before, points, context, seed=seed, purpose=purpose, whole=True)
+            return self.parts.driver.ask(request).clone()
         return self.parts.driver.ask(Request(function, points, context, pairs, seed, purpose))
 
     def run(self, work: Callable[[], T]) -> T:
