@@ -59,7 +59,9 @@ def _ask(
     def work() -> Tensor:
         # Copies, since the function may write into its arguments.
         points = x.clone(memory_format=torch.contiguous_format)
-        return call.parts.driver.ask(Request(function, points, tuple(t.clone() for t in context), seed=seed, whole=whole))
+        return call.parts.driver.ask(
+            Request(function, points, tuple(t.clone() for t in context), seed=seed, whole=whole)
+        )
 
     return call.parts.driver.run(work)
 
