@@ -84,8 +84,8 @@ class Driver:
         if y.ndim != 2 or y.shape[0] != rows or (ok is not None and (ok.shape != (rows,) or ok.dtype != torch.bool)):
             also = "" if ok is None else f" with ok {list(ok.shape)} of {ok.dtype}"
             raise BoxError(
-                f"{type(self.evaluator).__name__}.evaluate must answer {rows} rows with y [{rows}, out_features] and ok "
-                f"[{rows}] of booleans, or None, got y {list(y.shape)}{also}"
+                f"{type(self.evaluator).__name__}.evaluate must answer {rows} rows with y [{rows}, out_features] and "
+                f"ok [{rows}] of booleans, or None, got y {list(y.shape)}{also}"
             )
         return y if ok is None else y.masked_fill(~ok[:, None], math.nan)
 

@@ -38,9 +38,9 @@ class Evaluator(ABC):
     """Decides where rows are evaluated: in this process, in others, on other machines.
 
     An evaluator does one thing, `evaluate`. It may divide the rows of a request among several calls of its function,
-    but keeps the two rows of a pair in one call, and makes a single call of a request that is `whole`. Splitting requests into portions that fit into memory, halving them when
-    memory runs out, and numbering them is done for every evaluator alike by `Driver`, which never sends more than
-    `max_rows` rows in a request.
+    but keeps the two rows of a pair in one call, and makes a single call of a request that is `whole`. Splitting
+    requests into portions that fit into memory, halving them when memory runs out, and numbering them is done for every
+    evaluator alike by `Driver`, which never sends more than `max_rows` rows in a request.
 
     Whether an output that came is of use, finite for a start, is not judged here.
     """

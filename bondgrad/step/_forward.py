@@ -59,9 +59,8 @@ def _ask(
     def work() -> Tensor:
         # Copies, since the function may write into its arguments.
         points = x.clone(memory_format=torch.contiguous_format)
-        return call.parts.driver.ask(
-            Request(function, points, tuple(t.clone() for t in context), seed=seed, whole=whole)
-        )
+        request = Request(function, points, tuple(t.clone() for t in context), seed=seed, whole=whole)
+        return call.parts.driver.ask(request)
 
     return call.parts.driver.run(work)
 
