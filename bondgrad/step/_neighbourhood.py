@@ -217,7 +217,7 @@ class Neighbourhood:
         # Relative to the largest, lest the squares over- or underflow.
         largest = gy.abs().amax(1, keepdim=True).clamp_min(torch.finfo(gy.dtype).tiny)
         square = (gy / largest).square()
-        return (square.sum(1, keepdim=True) if groups is None else groups.total(square)).sqrt() * largest
+        return (square.sum(1, keepdim=True) if groups is None else groups.sum_by_input(square)).sqrt() * largest
 
     def search_batch(self, noise: float, rounding: float) -> SearchBatch:
         """For finding out about the structure of the box."""
