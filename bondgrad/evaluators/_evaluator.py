@@ -38,9 +38,9 @@ class Evaluator(ABC):
     """Decides where rows are evaluated: in this process, in others, on other machines.
 
     An evaluator does one thing, `evaluate`. It may divide the rows of a request among workers and calls of its
-    function, but a pair stays with one worker, and a request that is `whole` is a single call in this process. Splitting
-    requests into portions that fit into memory, halving them when memory runs out, and numbering them is done for every
-    evaluator alike by `Driver`, which never sends more than `max_rows` rows in a request.
+    function, but a pair stays with one worker, and a request that is `whole` is a single call in this process.
+    Splitting requests into portions that fit into memory, halving them when memory runs out, and numbering them is done
+    for every evaluator alike by `Driver`, which never sends more than `max_rows` rows in a request.
 
     Whether an output that came is of use, finite for a start, is not judged here.
     """

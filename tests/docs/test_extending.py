@@ -1,4 +1,4 @@
-"""The page about parts of one's own: its code runs, prints what it says, is as long as it says, and uses public names."""
+"""The page about parts of one's own: its code runs, prints what it says, has public names, is as long as it says."""
 
 import ast
 import contextlib
