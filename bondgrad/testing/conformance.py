@@ -157,7 +157,7 @@ def check_limits(subject: Subject) -> None:
 
 
 def check_failures(subject: Subject) -> None:
-    """An evaluation that fails costs no more than its own entry, and that one not if another evaluation speaks for it.
+    """An evaluation that fails costs no entry but its own, and not even that one if its other end was evaluated.
 
     Entries of which nothing is known are zero.
     """
@@ -175,7 +175,7 @@ def check_failures(subject: Subject) -> None:
     error, allowed = relative_error(torch.where(lost, expected, g), expected), subject.tolerance(order=1)
     assert error < allowed, f"relative error {error:.1e} > {allowed:.1e} beside failures"
     one_sided = subject.estimator(1).shared_base
-    assert one_sided or not lost.any(), f"{int(lost.sum())} entries are lost that one of two ends speaks for"
+    assert one_sided or not lost.any(), f"{int(lost.sum())} entries are lost although one of two ends was evaluated"
 
 
 CHECKS = (check_value, check_order, check_rate, check_seed, check_chunks, check_structure)
