@@ -115,7 +115,7 @@ class BlackBox(Layer):
         self.on_failure, self.full_precision = on_failure, full_precision
         self._estimator: Estimator = chosen("estimator", estimator, ESTIMATORS, Estimator)
         self._policy: Policy = chosen("policy", policy, POLICIES, Policy)
-        self.evaluator = Local() if evaluator is None else evaluator
+        self.evaluator = evaluator
         width = None if out_features is None else positive_int("out_features", out_features)
         self._seed, self.tracker = seed, None
         self._adopt_structure(structure, fn, width)
@@ -123,12 +123,7 @@ class BlackBox(Layer):
         form = self.memory.form if isinstance(self.memory, ExplicitState) else None
         width = width or self.structure.width(self.in_features)
         self.function = RowFunction(fn, width, self.in_features if self.structure.in_time else None, form)
-        if self.function.seed_position is not None and self.estimator.shared_base:
-            warnings.warn(
-                "fn takes a seed, but estimator='forward' compares with the answer of the forward pass, which has "
-                "other random numbers: their noise does not cancel. Use estimator='central'.",
-                stacklevel=2,
-            )
+        self._warn_of_seed(self.estimator, stacklevel=3)
         self.fn = fn
         self.policy_state = PolicyState(self.policy, self.in_features, seed, process_group)
 
@@ -207,8 +202,10 @@ class BlackBox(Layer):
 
     @policy.setter
     def policy(self, policy: str | Policy) -> None:
-        self._policy = chosen("policy", policy, POLICIES, Policy)
-        self._forget()
+        another: Policy = chosen("policy", policy, POLICIES, Policy)
+        self.policy_state.adopt(another)  # which may refuse it
+        self._policy = another
+        self.health, self.eval_start = HealthMonitor(), None
 
     @property
     def estimator(self) -> Estimator:
@@ -217,25 +214,37 @@ class BlackBox(Layer):
 
     @estimator.setter
     def estimator(self, estimator: str | Estimator) -> None:
-        self._estimator = chosen("estimator", estimator, ESTIMATORS, Estimator)
+        another: Estimator = chosen("estimator", estimator, ESTIMATORS, Estimator)
+        self._warn_of_seed(another, stacklevel=4)
+        self._estimator = another
         if isinstance(self.policy, MeasuringPolicy):
             self._forget()
 
+    def _warn_of_seed(self, estimator: Estimator, stacklevel: int) -> None:
+        """Say so, where the seed of a box cannot do what it is for."""
+        if self.function.seed_position is not None and estimator.shared_base:
+            warnings.warn(
+                "fn takes a seed, but estimator='forward' compares with the answer of the forward pass, which has "
+                "other random numbers: their noise does not cancel. Use estimator='central'.",
+                stacklevel=stacklevel,
+            )
+
     @property
     def evaluator(self) -> Evaluator:
-        """Where rows are evaluated."""
+        """Where rows are evaluated. Another one goes on with the numbers of requests."""
         return self.driver.evaluator
 
     @evaluator.setter
-    def evaluator(self, evaluator: Evaluator) -> None:
+    def evaluator(self, evaluator: Evaluator | None) -> None:
+        evaluator = Local() if evaluator is None else evaluator
         if not isinstance(evaluator, Evaluator):
             raise ValueError(f"evaluator must be an instance from bondgrad.evaluators, or None, got {evaluator!r}")
-        self.driver = Driver(evaluator)
+        before: Driver | None = vars(self).get("driver")
+        self.driver = Driver(evaluator, 0 if before is None else before.requests)
 
     def _forget(self) -> None:
-        """What was learnt was learnt of another box, or for another policy."""
-        self.policy_state.adopt(self.policy)
-        self.health, self.eval_start = HealthMonitor(), None
+        """What was learnt was learnt of another box, or for another estimator."""
+        self.policy = self.policy
 
     # ---- seeing what it does
 
@@ -276,7 +285,12 @@ class BlackBox(Layer):
         return self
 
     def __setattr__(self, name: str, value: Any) -> None:  # noqa: ANN401
-        """As usual, except that another `fn` takes the place of the box."""
+        """As usual, except that another `fn` takes the place of the box, and that parts may be modules."""
+        if isinstance(getattr(type(self), name, None), property):
+            object.__setattr__(self, name, value)
+            return
+        if name in ("_policy", "_estimator"):
+            self._modules.pop(name, None)  # a part that is no module may take its place
         if name == "fn":
             check_callable(value)
             value = freeze(value) if isinstance(value, nn.Module) else value

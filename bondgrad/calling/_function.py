@@ -1,6 +1,7 @@
 """The user's function, called with the arrays it understands, and its answer checked."""
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,6 +18,7 @@ from bondgrad.errors import BoxError
 from bondgrad.evaluators._driver import is_out_of_memory
 
 CPU = torch.device("cpu")
+COUNTING = threading.Lock()  # one for all functions: a lock of their own could not be copied with them
 ANNOTATE = "If it expects numpy arrays, or tensors, annotate its first parameter so (x: np.ndarray, x: torch.Tensor)."
 
 
@@ -133,10 +135,11 @@ class RowFunction:
 
     def _answer(self, points: Tensor, rows: tuple[Tensor, ...], seed: int | None) -> object:
         start = time.perf_counter()
+        interfaces = self.interfaces  # as they are now: an evaluator may call from several threads
         try:
-            if len(self.interfaces) == 1:
-                return self._call(self.interfaces[0], points, rows, seed)
-            first, second = self.interfaces
+            if len(interfaces) == 1:
+                return self._call(interfaces[0], points, rows, seed)
+            first, second = interfaces
             owner: Any = snapshot_owner(self.fn)
             before = None if owner is None else owner.snapshot()
             try:
@@ -151,7 +154,7 @@ class RowFunction:
         except Exception as error:
             if is_out_of_memory(error):
                 raise
-            first_try = error.__context__ if len(self.interfaces) == 2 else None  # with the other kind of array
+            first_try = error.__context__ if len(interfaces) == 2 else None  # with the other kind of array
             also = "" if first_try is None else f" (and, tried otherwise, {type(first_try).__name__}: {first_try})"
             hint = "" if isinstance(self.fn, nn.Module) else f" {ANNOTATE}"
             hint += "" if self.memory is None else " It is called as fn(x, state, *context)."
@@ -160,7 +163,8 @@ class RowFunction:
                 f"Call it yourself on an array of that shape to see why.{hint}"
             ) from error
         finally:
-            self.seconds += time.perf_counter() - start
+            with COUNTING:
+                self.seconds += time.perf_counter() - start
 
     def _words(self, points: Tensor) -> str:
         """What the function is given."""
@@ -170,8 +174,9 @@ class RowFunction:
         return f"{what} {d} inputs, {points.dtype}" + ("" if self.memory is None else ", and a state")
 
     def _call(self, interface: Interface, points: Tensor, rows: tuple[Tensor, ...], seed: int | None) -> object:
-        self.calls += 1
-        self.evaluations += points.shape[0]
+        with COUNTING:
+            self.calls += 1
+            self.evaluations += points.shape[0]
         x = points if self.time_features is None else points.view(len(points), -1, self.time_features)
         arrays: list[Any] = [x, *rows] if interface == "torch" else [t.cpu().numpy() for t in (x, *rows)]
         if self.memory is not None:

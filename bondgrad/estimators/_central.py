@@ -11,8 +11,8 @@ class Central(Estimator):
 
         g_i = gy · (Y(x + Δ_i e_i) - Y(x - Δ_i e_i)) / (x⁺_i - x⁻_i)
 
-    The error falls with the square of the step. Costs two evaluations per input and row. With `policies.Bond` this is
-    BOND, Algorithm 1 of the paper.
+    The error falls with the square of the step. A gradient costs two evaluations per input and row. With
+    `policies.Bond` this is BOND, Algorithm 1 of the paper.
 
     Args:
         normalize_rows: Scale every row of g to norm 1.

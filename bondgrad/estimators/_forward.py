@@ -8,11 +8,11 @@ from bondgrad.estimators._estimator import Estimator, Evaluate, Site
 
 
 class Forward(Estimator):
-    """Moves one input at a time, to one side; the forward pass's own output is the other point.
+    """Moves one input at a time, to one side, and compares with the output of the forward pass.
 
         g_i = gy · (Y(x + Δ_i e_i) - Y(x)) / (x⁺_i - x_i)
 
-    Half of `Central`'s evaluations, but the error falls only in proportion to the step.
+    A gradient costs half of `Central`'s evaluations, but the error falls only in proportion to the step.
 
     Args:
         normalize_rows: Scale every row of g to norm 1.
@@ -28,8 +28,8 @@ class Forward(Estimator):
     def vjp(self, site: Site, evaluate: Evaluate, max_rows: int) -> Tensor:
         """See `Estimator.vjp`."""
         if site.low is not None and site.high is not None:
-            # At a limit there is room on one side only: step to the side that has more of it.
-            up, down = site.high - site.x, site.x - site.low
+            # A step that would leave the limits goes to the side with more room.
+            up, down = site.high - site.x, site.x - site.low  # [B, d] each
             size = site.delta.abs()
             blocked = torch.where(site.delta > 0, up, down) < size
             site = site._replace(delta=torch.where(blocked, torch.where(up >= down, size, -size), site.delta))

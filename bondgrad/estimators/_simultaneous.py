@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from bondgrad.errors import positive_int
-from bondgrad.estimators._estimator import Estimator, Evaluate, Site, change, chunks, clamped, difference, span
+from bondgrad.estimators._differences import chunks, input_difference, loss_change, output_difference, within_limits
+from bondgrad.estimators._estimator import Estimator, Evaluate, Site
 from bondgrad.structure._groups import Groups
 
 
@@ -15,12 +16,12 @@ class Simultaneous(Estimator):
 
         g_i = Σ_k c_k s_ki / Σ_k s_ki²
 
-    For n = 1 this is c / s_i, the paper's BONDS. For more it is the mean of the n estimates c_k / s_ki, each weighted
-    by s_ki², which is how well its step stands out of the noise; the plain mean would be ruled by the smallest steps.
-    The error falls with 1/sqrt(n). Costs 2n evaluations per row, whatever the number of inputs.
+    For n = 1 this is c / s_i, the paper's BONDS. For larger n it is the mean of the n estimates c_k / s_ki, each with
+    the weight s_ki², since the noise of an estimate falls with its step; in a plain mean the smallest steps would
+    dominate. The error falls with 1/sqrt(n). A gradient costs 2n evaluations per row, whatever the number of inputs.
 
-    Where the structure of the box is known, c_k becomes c_ki: of the outputs only those count that depend on input i.
-    The others bring nothing but noise to its estimate.
+    Where the structure of the box is known, c_k becomes c_ki, which sums only over the outputs that depend on input i:
+    all others would add nothing but noise to its estimate.
 
     Args:
         n: Directions per row.
@@ -42,49 +43,50 @@ class Simultaneous(Estimator):
 
     def vjp(self, site: Site, evaluate: Evaluate, max_rows: int) -> Tensor:
         """See `Estimator.vjp`."""
-        x = site.x
+        x = site.x  # [B, d]
         batch, d = x.shape
         c = x.new_empty(batch, self.n, 1 if site.groups is None else d)
         s = x.new_empty(batch, self.n, d)
         for rows, part in chunks(batch, self.n, 2, max_rows, site.whole):
             here = x[rows].unsqueeze(1)  # [b, 1, d]
             delta = site.delta[part, rows].transpose(0, 1)  # [b, j, d]
-            ends = tuple(clamped(end, site.low, site.high) for end in (here + delta, here - delta))
+            ends = [within_limits(end, site.low, site.high) for end in (here + delta, here - delta)]
             y, ok = evaluate(torch.stack(ends, 2), rows)  # [b, j, 2, d_out], [b, j, 2]
-            heard = None if ok is None else ok.unsqueeze(2)  # [b, j, 1, 2]
+            answered = None if ok is None else ok.unsqueeze(2)  # [b, j, 1, 2]
             base, gy = site.y[rows], site.gy[rows]
             if site.groups is None:
-                c[rows, part, 0] = change(y, ok, base, gy).to(c.dtype)
+                change = loss_change(y, ok, base, gy).unsqueeze(2)  # [b, j, 1]
             elif ok is None:
-                c[rows, part] = site.groups.total(difference(y, None, base).mul_(gy.unsqueeze(1))).to(c.dtype)
+                change = site.groups.sum_by_input(output_difference(y, None, base).mul_(gy.unsqueeze(1)))  # [b, j, d]
             else:
-                sides, heard = _by_input(y, base, gy, site.groups)
-                c[rows, part] = (sides[..., 0] - sides[..., 1]).to(c.dtype)
-            s[rows, part] = span(ends, heard, here)
+                change, answered = _change_by_input(y, base, gy, site.groups)
+            c[rows, part] = change.to(c.dtype)
+            s[rows, part] = input_difference(ends, answered, here)
         if self.n == 1:
             return c[:, 0] / s[:, 0]
-        lost = ~torch.isfinite(c)  # a direction of which nothing is known
-        c, s = c.masked_fill(lost, 0), s.masked_fill(lost, 0)
-        weight = s / s.abs().amax(1, keepdim=True)  # relative to the largest, lest the squares underflow
+        failed = ~torch.isfinite(c)
+        c, s = c.masked_fill(failed, 0), s.masked_fill(failed, 0)
+        weight = s / s.abs().amax(1, keepdim=True)  # relative to the largest, so that squares do not underflow
         return (c * weight).sum(1) / (s * weight).sum(1)
 
 
-def _by_input(y: Tensor, base: Tensor, gy: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
-    """The change of the loss on either side that the outputs of each input tell of, where some outputs failed.
+def _change_by_input(y: Tensor, base: Tensor, gy: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
+    """The change of the loss in the outputs that depend on each input, where some evaluations failed.
 
     Args:
-        y: [b, j, 2, d_out] the box at both ends of j moves.
-        base: [b, d_out] the box at x.
-        gy: [b, d_out].
+        y: [b, j, 2, d_out] the outputs at both ends of j moves.
+        base: [b, d_out] the outputs at the rows themselves.
+        gy: [b, d_out] the gradient of the loss.
         groups: Which outputs depend on which inputs.
 
     Returns:
-        [b, j, d, 2] the changes, zero where an output failed, and whether none did.
+        The changes [b, j, d], where an end of which an output failed counts as not moved; and [b, j, d, 2] which ends
+        count as moved.
     """
-    known = torch.isfinite(base)[:, None, None]
+    known = torch.isfinite(base)[:, None, None]  # [b, 1, 1, d_out]
     finite = torch.isfinite(y)
-    finite &= known | finite.all(2, keepdim=True)  # one end alone needs something to be compared with
-    moved = torch.where(finite, y - torch.where(known, base[:, None, None], 0), 0) * gy[:, None, None]
-    heard = groups.total((~finite).to(y.dtype)) == 0  # [b, j, 2, d]
-    sides = torch.where(heard, groups.total(moved), 0)
-    return sides.transpose(2, 3), heard.transpose(2, 3)
+    finite &= known | finite.all(2, keepdim=True)  # one end alone needs the row itself to be compared with
+    products = torch.where(finite, y - torch.where(known, base[:, None, None], 0), 0) * gy[:, None, None]
+    answered = groups.sum_by_input((~finite).to(y.dtype)) == 0  # [b, j, 2, d]
+    above, below = torch.where(answered, groups.sum_by_input(products), 0).unbind(2)  # [b, j, d] each
+    return above - below, answered.transpose(2, 3)

@@ -19,14 +19,15 @@ class Driver:
 
     Args:
         evaluator: Where rows are evaluated.
+        requests: The number of the first request, where another driver sent those before.
     """
 
     cpu_memory = 2 * 2**20  # bytes of one request on a CPU: what caches hold, with room for what the box itself needs
     device_memory = 256 * 2**20  # bytes of one request on an accelerator: enough work to keep it busy
 
-    def __init__(self, evaluator: Evaluator) -> None:
+    def __init__(self, evaluator: Evaluator, requests: int = 0) -> None:
         self.evaluator = evaluator
-        self.requests = 0  # sent so far
+        self.requests = requests  # sent so far
         self.max_rows = evaluator.max_rows  # in one request; less once memory has run out; None: no limit
         self._rows = 0  # of the last portion, which is to be halved if memory runs out
         self._warned = False
@@ -71,9 +72,16 @@ class Driver:
                 self._halve(error)
 
     def _answer(self, request: Request) -> Tensor:
-        answer = self.evaluator.evaluate(request._replace(number=self.requests))
-        self.requests += 1
-        return answer.y if answer.ok is None else answer.y.masked_fill(~answer.ok[:, None], math.nan)
+        number, self.requests = self.requests, self.requests + 1  # one that fails had its number, too
+        answer = self.evaluator.evaluate(request._replace(number=number))
+        y, ok, rows = answer.y, answer.ok, request.points.shape[0]
+        if y.ndim != 2 or y.shape[0] != rows or (ok is not None and (ok.shape != (rows,) or ok.dtype != torch.bool)):
+            also = "" if ok is None else f" with ok {list(ok.shape)} of {ok.dtype}"
+            raise BoxError(
+                f"{type(self.evaluator).__name__}.evaluate must answer {rows} rows with y [{rows}, out_features] and "
+                f"ok [{rows}] of booleans, or None, got y {list(y.shape)}{also}"
+            )
+        return y if ok is None else y.masked_fill(~ok[:, None], math.nan)
 
     def _halve(self, error: Exception) -> None:
         if self._rows <= 1:

@@ -19,6 +19,7 @@ class Request(NamedTuple):
     seed: int | None = None  # for a function that takes one
     purpose: Purpose = "base"  # why these rows are evaluated
     number: int = 0  # of the request, counted by the layer
+    whole: bool = False  # whether the box remembers: the function is called once, here, with all rows in their order
 
 
 class Answer(NamedTuple):
@@ -36,9 +37,10 @@ class Answer(NamedTuple):
 class Evaluator(ABC):
     """Decides where rows are evaluated: in this process, in others, on other machines.
 
-    An evaluator does one thing, `evaluate`. Splitting requests into portions that fit into memory, halving them when
-    memory runs out, and numbering them is done for every evaluator alike by `Driver`, which never sends more than
-    `max_rows` rows in a request.
+    An evaluator does one thing, `evaluate`. It may divide the rows of a request among workers and calls of its
+    function, but a pair stays with one worker, and a request that is `whole` is a single call in this process.
+    Splitting requests into portions that fit into memory, halving them when memory runs out, and numbering them is done
+    for every evaluator alike by `Driver`, which never sends more than `max_rows` rows in a request.
 
     Whether an output that came is of use, finite for a start, is not judged here.
     """

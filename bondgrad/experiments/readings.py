@@ -7,8 +7,17 @@ reading gives the paper's numbers; what was measured to be best is in the librar
 import torch
 from torch import Tensor
 
-from bondgrad.estimators import Central, Estimator, Evaluate, Forward, Simultaneous, Site
-from bondgrad.estimators._estimator import clamped, difference, span
+from bondgrad.estimators import (
+    Central,
+    Estimator,
+    Evaluate,
+    Forward,
+    Simultaneous,
+    Site,
+    input_difference,
+    output_difference,
+    within_limits,
+)
 from bondgrad.experiments.settings import Gradient, Reading
 from bondgrad.policies import Batch, Bond, Differences, MeasuringPolicy, Observation, Policy, State, Steps
 
@@ -53,19 +62,19 @@ class JacobianRows(Estimator):
     def vjp(self, site: Site, evaluate: Evaluate, max_rows: int) -> Tensor:
         """See `Estimator.vjp`. All points are made at once, whatever `max_rows` says."""
         x, delta = site.x, site.delta[0]  # [B, W] each
-        ends = [clamped(end, site.low, site.high) for end in (x + delta, x - delta)]
+        ends = [within_limits(end, site.low, site.high) for end in (x + delta, x - delta)]
         count = x.shape[1] if site.groups is None else site.groups.count
-        part = None if site.groups is None else site.groups.part(slice(0, count), x.device)
+        part = None if site.groups is None else site.groups.subset(slice(0, count), x.device)
         moved = torch.eye(count, dtype=torch.bool, device=x.device) if part is None else part.moved  # [groups, W]
         points = torch.where(moved[:, None], torch.stack(ends, 1)[:, None], x[:, None, None])  # [B, groups, 2, W]
         y, _ = evaluate(points, slice(0, len(x)))  # [B, groups, 2, W_out]
-        change = difference(y, None, site.y)  # [B, groups, W_out]
+        change = output_difference(y, None, site.y)  # [B, groups, W_out]
 
         def total(products: Tensor) -> Tensor:  # [B, groups, W_out] -> [B, W]
-            return products.sum(2) if part is None else part.total(products)
+            return products.sum(2) if part is None else part.sum_by_input(products)
 
-        slope = total(change * site.gy.unsqueeze(1)) / span(ends, None, x)
-        square = total(change.square()) / span(ends, None, x).square()
+        steps = input_difference(ends, None, x)  # [B, W]
+        slope, square = total(change * site.gy.unsqueeze(1)) / steps, total(change.square()) / steps.square()
         return _over_norm(slope, square, self.in_features)
 
 
@@ -101,16 +110,16 @@ class LiteralBonds(Estimator):
         """See `Estimator.vjp`. All points are made at once, whatever `max_rows` says."""
         x, gy = site.x, site.gy.unsqueeze(1)  # [B, W], [B, 1, W_out]
         delta = site.delta.transpose(0, 1)  # [B, n, W]
-        ends = [clamped(end, site.low, site.high) for end in (x.unsqueeze(1) + delta, x.unsqueeze(1) - delta)]
+        ends = [within_limits(end, site.low, site.high) for end in (x.unsqueeze(1) + delta, x.unsqueeze(1) - delta)]
         y, _ = evaluate(torch.stack(ends, 2), slice(0, len(x)))  # [B, n, 2, W_out]
-        change, steps = difference(y, None, site.y), span(ends, None, x)  # [B, n, W_out], [B, n, W]
+        change, steps = output_difference(y, None, site.y), input_difference(ends, None, x)  # [B, n, W_out], [B, n, W]
 
         def total(products: Tensor) -> Tensor:  # [B, n, W_out] -> [B, n, W]
             if self.elementwise:
                 return products
             if site.groups is None:
                 return products.sum(2, keepdim=True).expand_as(steps)
-            return site.groups.total(products)
+            return site.groups.sum_by_input(products)
 
         slopes = total(change * gy) / steps  # [B, n, W]
         if self.normalize_before:

@@ -52,7 +52,8 @@ class Steps(NamedTuple):
 class Observation(NamedTuple):
     """What a training step showed to a policy."""
 
-    g: Tensor  # [B, d] the gradient
+    x: Tensor  # [B, d] the rows
+    g: Tensor  # [B, d] the gradient there
     steps: Steps  # that it was estimated with
     differences: Differences  # of the estimator
     trial: StepTrial | None = None  # what was measured besides; None: nothing, or the policy is not a `MeasuringPolicy`

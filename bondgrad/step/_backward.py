@@ -34,7 +34,7 @@ def take_step(step: StepInputs) -> StepResult:
     g = usable(slopes, step.gy).reshape(batch.x.shape)  # [B·T, d]
 
     trial = start.rows.trial(steps, slopes) if start.rows is not None else None
-    summary, state = learn(step, start.state, Observation(g, steps, estimator.differences, trial))
+    summary, state = learn(step, start.state, Observation(batch.x, g, steps, estimator.differences, trial))
     if estimator.normalize_rows:
         g = normalized(g) * step.forward.part.ranks  # of which the wrappers leave one share
     return StepResult(

@@ -53,11 +53,13 @@ def _ask(
     call: ForwardInputs, function: Callable[..., Tensor], x: Tensor, context: tuple[Tensor, ...], seed: int | None
 ) -> Tensor:
     """The box at x [B, d], in as many requests as it takes."""
+    whole = call.parts.memory is not None  # the states after the calls are put together in the order of the rows
 
     def work() -> Tensor:
         # Copies, since the function may write into its arguments.
         points = x.clone(memory_format=torch.contiguous_format)
-        return call.parts.driver.ask(Request(function, points, tuple(t.clone() for t in context), seed=seed))
+        request = Request(function, points, tuple(t.clone() for t in context), seed=seed, whole=whole)
+        return call.parts.driver.ask(request)
 
     return call.parts.driver.run(work)
 
@@ -75,7 +77,8 @@ def _ask_from_internal_state(
     before = memory.before(rows, call.training, call.x.device)
     try:
         context = tuple(c.clone() for c in call.context)
-        return call.parts.driver.ask(Request(call.parts.function, call.x.clone(), context, seed=seed)), ((0, before),)
+        request = Request(call.parts.function, call.x.clone(), context, seed=seed, whole=True)
+        return call.parts.driver.ask(request), ((0, before),)
     except BaseException:
         memory.restore(before)
         raise

@@ -93,7 +93,7 @@ class Neighbourhood:
         function, answers = memory.from_snapshot(self.states[0][1], self.parts.function), []
         for move in points.flatten(1, -2).unbind(1):
             context = tuple(c.clone() for c in self.context)
-            request = Request(function, move.clone(), context, seed=seed, purpose=purpose)
+            request = Request(function, move.clone(), context, seed=seed, purpose=purpose, whole=True)
             answers.append(self.parts.driver.ask(request).clone())
         return torch.stack(answers, 1).view(*points.shape[:-1], -1)
 
@@ -213,7 +213,7 @@ class Neighbourhood:
         # Relative to the largest, lest the squares over- or underflow.
         largest = gy.abs().amax(1, keepdim=True).clamp_min(torch.finfo(gy.dtype).tiny)
         square = (gy / largest).square()
-        return (square.sum(1, keepdim=True) if groups is None else groups.total(square)).sqrt() * largest
+        return (square.sum(1, keepdim=True) if groups is None else groups.sum_by_input(square)).sqrt() * largest
 
     def search_batch(self, noise: float, rounding: float) -> SearchBatch:
         """For finding out about the structure of the box."""

@@ -29,22 +29,28 @@ class PolicyState(nn.Module):
     def __init__(self, policy: Policy, in_features: int, seed: int | None, group: "ProcessGroup | None") -> None:
         super().__init__()
         self.names: list[str] = []
+        self.device = torch.empty(0).device  # where the buffers of the next policy belong, even if this one has none
         self.random = Generators(seed)
         self.schedule = Schedule()
         self.ranks = Ranks(group, in_features)
         self.adopt(policy)
 
     def adopt(self, policy: Policy) -> None:
-        """Begin anew with this policy, in buffers of its own, on the device where the last ones were."""
-        device = next((self.get_buffer(name).device for name in self.names), None)
+        """Begin anew with this policy, in buffers of its own, on the device of the layer. Refused, nothing changes."""
+        state = policy.init(self.ranks.in_features)
+        for name, value in state.items():
+            if name.startswith("_") or not name.isidentifier() or (hasattr(self, name) and name not in self.names):
+                raise ValueError(
+                    f"a policy's state cannot be called {name!r}, a name that is taken or cannot be saved: call it "
+                    "otherwise"
+                )
+            if not isinstance(value, Tensor):
+                raise ValueError(f"a policy's state must be tensors, but {policy}.init has {value!r} for {name!r}")
         for name in self.names:
             del self._buffers[name]
-        self.names = []
-        for name, value in policy.init(self.ranks.in_features).items():
-            if hasattr(self, name):
-                raise ValueError(f"a policy's state cannot be called {name!r}, a name that is taken: call it otherwise")
-            self.register_buffer(name, value.to(device))
-            self.names.append(name)
+        self.names = list(state)
+        for name, value in state.items():
+            self.register_buffer(name, value.to(self.device))
         self.schedule.begin()
         self.ranks.forget()
 
@@ -56,6 +62,12 @@ class PolicyState(nn.Module):
     def write(self, state: State) -> None:
         """Keep a new state: in place, since a captured graph may use these very buffers."""
         buffers: dict[str, Any] = self._buffers
+        # A policy may keep a value under another name, which is read before anything is written.
+        moved = {id(buffers[name]) for name in self.names}
+        state = {
+            name: value.clone() if id(value) in moved and value is not buffers[name] else value
+            for name, value in state.items()
+        }
         for name, value in state.items():
             if value is not buffers[name]:
                 buffers[name].copy_(value)
@@ -92,6 +104,7 @@ class PolicyState(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "PolicyState":
         kept = {name: self.get_buffer(name) for name in self.names}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.device = fn(torch.empty(0, device=self.device)).device
         for name, buffer in kept.items():
             if not buffer.is_meta:
                 self._buffers[name] = buffer.to(self.get_buffer(name).device)

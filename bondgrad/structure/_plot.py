@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bondgrad.structure._colouring import colour as colour_of
 from bondgrad.structure._colouring import lower_bound
-from bondgrad.structure._structure import Pattern, as_pattern
+from bondgrad.structure._structure import as_pattern
 from bondgrad.structure.discovery._detect import Detection
 
 if TYPE_CHECKING:
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
     from bondgrad.box import BlackBox
 
-TIME = 16  # time steps that are drawn of a sequence
 
+def plot(what: "Tensor | np.ndarray | Detection | BlackBox", ax: "Axes | None" = None, time: int = 16) -> "Axes":
+    """Draw a pattern of dependencies, outputs from top to bottom and inputs from left to right.
 
-def plot(what: "Tensor | np.ndarray | Detection | BlackBox", ax: "Axes | None" = None, time: int = TIME) -> "Axes":
-    """Draw the pattern, outputs down and inputs across. Inputs of one colour move together.
+    Inputs of the same colour move together.
 
     Args:
-        what: A bool pattern [d_out, d_in], what `detect` returned, or a layer.
-        ax: Where to draw. None: in a figure of its own.
-        time: Time steps to draw, for a layer of sequences.
+        what: A bool pattern [d_out, d_in], a `Detection` from `detect`, or a layer.
+        ax: The axes to draw into. None: those of a new figure.
+        time: The number of time steps to draw, for a layer of sequences.
 
     Example:
         >>> ax = plot(torch.eye(4).bool())
@@ -38,20 +38,20 @@ def plot(what: "Tensor | np.ndarray | Detection | BlackBox", ax: "Axes | None" =
     except ImportError as error:
         raise ImportError("structure.plot draws with matplotlib: pip install matplotlib") from error
 
-    depends, colour = _drawn(what, time)
+    depends, colour = _pattern_and_groups(what, time)
     if ax is None:
         _, ax = plt.subplots(figsize=(5, 5), layout="constrained")
     count = int(colour.max()) + 1
     names = "tab10" if count <= 10 else "tab20" if count <= 20 else "turbo"
     palette = plt.get_cmap(names)
-    # Of many colours, neighbours had better not be alike.
+    # The golden ratio puts colours of neighbouring groups far apart on a continuous palette.
     shades = torch.tensor([palette(i if count <= 20 else (i * 0.618) % 1.0) for i in range(count)], device="cpu")
     outputs, inputs = depends.nonzero().unbind(1)
     rows, columns = depends.shape
-    # As large as its cell of the pattern, and never too small to be seen.
-    box = ax.get_position()
+    # A mark is as large as its cell of the pattern, in points, and never too small to be seen.
+    frame = ax.get_position()
     figure: Any = ax.figure
-    width, height = (figure.get_size_inches() * box.size * 72).tolist()
+    width, height = (figure.get_size_inches() * frame.size * 72).tolist()
     side = max(1.2, min(width / columns, height / rows))
     colours = shades[colour[inputs]].numpy()
     ax.scatter(inputs, outputs, s=side**2, c=colours, marker="s", linewidths=0, rasterized=True)
@@ -68,8 +68,8 @@ def plot(what: "Tensor | np.ndarray | Detection | BlackBox", ax: "Axes | None" =
     return ax
 
 
-def _drawn(what: Any, time: int) -> tuple[Tensor, Tensor]:  # noqa: ANN401
-    """The pattern [d_out, d] and the colour of each input [d]."""
+def _pattern_and_groups(what: Any, time: int) -> tuple[Tensor, Tensor]:  # noqa: ANN401
+    """The pattern [d_out, d] to draw, and the group of each input [d]."""
     if isinstance(what, Detection):
         what = what.depends
     if (pattern := as_pattern(what)) is not None:
@@ -77,8 +77,6 @@ def _drawn(what: Any, time: int) -> tuple[Tensor, Tensor]:  # noqa: ANN401
     structure, d, d_out = what.structure, what.in_features, what.out_features
     if d_out is None:
         raise ValueError("this BlackBox does not know its outputs yet: call it once, or give out_features")
-    if isinstance(structure, Pattern):
-        return structure.depends, colour_of(structure.depends)
     groups = structure.windows(d, d_out, time, [0])[0].groups
     if groups is None:
         return torch.ones(d_out, d, dtype=torch.bool, device="cpu"), torch.arange(d, device="cpu")

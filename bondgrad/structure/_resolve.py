@@ -1,4 +1,4 @@
-"""From what a user says about structure to what the layer works with."""
+"""The structure that a layer works with, from its argument `structure`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,10 +10,10 @@ from bondgrad.structure.discovery._tracker import AutoHorizon, AutoPattern, Auto
 
 
 def resolve(structure: Any, fn: Callable[..., Any]) -> Structure | AutoStructure:  # noqa: ANN401
-    """The structure that was asked for; None: what fn declares as `fn.structure`, or dense."""
+    """The structure that an argument stands for; None stands for `fn.structure`, or "dense" if there is none."""
     if structure is None:
         own = getattr(fn, "structure", None)
-        # Something else may go by that name.
+        # An attribute of that name may mean something else.
         structure = own if _is_name(own) or isinstance(own, Structure) or as_pattern(own) is not None else "dense"
     if _is_name(structure):
         return Dense() if structure == "dense" else AutoPattern()
@@ -30,4 +30,5 @@ def resolve(structure: Any, fn: Callable[..., Any]) -> Structure | AutoStructure
 
 
 def _is_name(structure: object) -> bool:
+    """Whether this is one of the names of a structure."""
     return isinstance(structure, str) and structure in ("dense", "auto")

@@ -1,7 +1,7 @@
-"""What is known of which outputs depend on which inputs."""
+"""What is known about which outputs depend on which inputs."""
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -12,51 +12,66 @@ from bondgrad.structure._colouring import colour
 from bondgrad.structure._groups import Groups
 
 T = TypeVar("T")
-KEPT = 8  # shapes for which a structure keeps its groups: sequences may come in ever other lengths
+CACHED_SHAPES = 8  # for which a structure keeps its groups: sequences may have ever different lengths
 
 
 class Window(NamedTuple):
-    """Groups of inputs whose evaluations start at the same time step."""
+    """Groups of inputs whose evaluations all start at the same time step, where a box can start in the middle."""
 
-    start: int
-    groups: Groups | None
+    start: int  # the first time step that is evaluated; zero for boxes of rows
+    groups: Groups | None  # of the inputs from there on; None: every input is a group of its own
 
 
 class Structure:
-    """Says which inputs may move together."""
+    """What is known about which outputs depend on which inputs: it says which inputs may move together.
 
-    in_time = False  # whether x is sequences of rows
+    A subclass overrides `groups`, or for sequences `windows`, and `check` where not every box fits.
+    """
+
+    in_time = False  # whether rows are sequences, so that x has a dimension for time before that of its inputs
 
     def check(self, in_features: int, out_features: int | None) -> None:
-        """Refuse a box of another shape; `out_features` is None where it is not known yet."""
+        """Raise ValueError for a box of another shape; `out_features` is None where it is not known yet."""
 
     def width(self, in_features: int) -> int | None:
-        """The number of outputs, if it follows."""
+        """The number of outputs, if it follows from the structure; else None."""
         return None
 
     def groups(self, in_features: int, out_features: int) -> Groups | None:
-        """The groups. None: every input is one of its own, and all outputs speak for it."""
+        """The groups of inputs; None: every input is a group of its own, and every output may depend on it."""
         return None
 
     def windows(self, in_features: int, out_features: int, time: int, starts: Sequence[int]) -> list[Window]:
-        """The groups by where their evaluation can start, given the time steps at which the box can.
+        """The groups by the time step at which their evaluations start; for boxes of rows, all at time step zero.
 
-        Sequences only; other structures know one time step, and start there.
+        Args:
+            in_features: The number of inputs of a time step.
+            out_features: The number of outputs of a time step.
+            time: The number of time steps of a sequence.
+            starts: Time steps at which the box can start, in order, the first of them zero.
         """
         return [Window(0, self.groups(in_features, out_features))]
 
-    def _kept(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What a shape needs, made once."""
-        made: dict[Hashable, T] = self.__dict__.setdefault("_made", {})
-        if key not in made:
-            if len(made) >= KEPT:
-                made.pop(next(iter(made)))
-            made[key] = make()
-        return made[key]
+    def cached(self, key: Hashable, make: Callable[[], T]) -> T:
+        """The result of `make`, kept under a key. Of several keys, the last eight are kept.
+
+        Args:
+            key: What the result depends on, such as the number of inputs.
+            make: Called without arguments if there is no result under this key.
+        """
+        if key not in self.cache:
+            if len(self.cache) >= CACHED_SHAPES:
+                self.cache.pop(next(iter(self.cache)))
+            self.cache[key] = make()
+        return cast(T, self.cache[key])
+
+    @property
+    def cache(self) -> dict[Hashable, Any]:
+        """What `cached` keeps, by its key. Copies and pickles of a structure do not have it."""
+        return cast(dict[Hashable, Any], self.__dict__.setdefault("_cache", {}))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies need not carry what can be made again."""
-        return {name: value for name, value in self.__dict__.items() if name != "_made"}
+        return {name: value for name, value in self.__dict__.items() if name != "_cache"}
 
 
 class Dense(Structure):
@@ -67,13 +82,13 @@ class Dense(Structure):
 
 
 class Blocks(Structure):
-    """Modules side by side: outputs `n_out` at a time depend on the inputs `n_in` at a time, in their order.
+    """Blocks side by side: each `n_out` consecutive outputs depend on `n_in` consecutive inputs, in the same order.
 
-    One input of every block moves at a time, so that a gradient costs as much as that of one block.
+    One input of every block moves at a time, so that a gradient costs as many evaluations as that of one block.
 
     Args:
-        n_in: Inputs of a block.
-        n_out: Outputs of a block.
+        n_in: The number of inputs of a block.
+        n_out: The number of outputs of a block.
     """
 
     def __init__(self, n_in: int, n_out: int) -> None:
@@ -97,7 +112,7 @@ class Blocks(Structure):
 
     def groups(self, in_features: int, out_features: int) -> Groups | None:
         """See `Structure.groups`."""
-        return self._kept(in_features, lambda: self._make(in_features))
+        return self.cached(in_features, lambda: self._make(in_features))
 
     def _make(self, in_features: int) -> Groups:
         i = torch.arange(in_features, device="cpu")
@@ -106,7 +121,7 @@ class Blocks(Structure):
 
 
 class Pattern(Structure):
-    """Any pattern, whose inputs are put into groups by colouring.
+    """Any pattern of dependencies; inputs are divided into groups by colouring (see `colour`).
 
     Args:
         depends: [d_out, d_in] bool, True where an output depends on an input.
@@ -121,8 +136,8 @@ class Pattern(Structure):
 
     def __repr__(self) -> str:
         d_out, d_in = self.depends.shape
-        made = list(self.__dict__.get("_made", {}).values())  # colouring takes a while: once it is needed
-        groups = f", {made[0].count} groups" if made else ""
+        # Colouring takes a while, so that groups are counted only if they are there already.
+        groups = "".join(f", {groups.count} groups" for groups in self.cache.values())
         return f"Pattern({d_out} x {d_in}, {float(self.depends.double().mean()):.1%} filled{groups})"
 
     def check(self, in_features: int, out_features: int | None) -> None:
@@ -139,11 +154,11 @@ class Pattern(Structure):
 
     def groups(self, in_features: int, out_features: int) -> Groups | None:
         """See `Structure.groups`."""
-        return None if self._dense else self._kept(0, lambda: Groups(colour(self.depends), self.depends))
+        return None if self._dense else self.cached(0, lambda: Groups(colour(self.depends), self.depends))
 
 
 def as_pattern(value: object) -> Tensor | None:
-    """The value as a pattern [d_out, d_in] of booleans, if it is one."""
+    """The value as a pattern [d_out, d_in] of booleans, or None if it is something else."""
     if isinstance(value, np.ndarray) and value.dtype == bool:
         value = torch.from_numpy(np.ascontiguousarray(value))
     if not isinstance(value, Tensor) or value.dtype != torch.bool or value.ndim != 2 or value.numel() == 0:

@@ -1,6 +1,7 @@
-"""For people who write estimators, policies or boxes: exact boxes, and the suite that every estimator must pass."""
+"""For people who write estimators, policies or boxes: exact boxes, and what estimators and policies must pass."""
 
 from bondgrad.testing import boxes
-from bondgrad.testing.conformance import CHECKS, Subject
+from bondgrad.testing.conformance import CHECKS, Subject, check_estimator
+from bondgrad.testing.policies import check_policy
 
-__all__ = ["CHECKS", "Subject", "boxes"]
+__all__ = ["CHECKS", "Subject", "boxes", "check_estimator", "check_policy"]

@@ -1,8 +1,8 @@
 """What every estimator must pass with every policy.
 
-    subject = Subject(lambda n: MyEstimator(), lambda: MyPolicy(), torch.float64, order=2)
-    for check in CHECKS:
-        check(subject)
+`check_estimator` runs everything that there is for an estimator; one check of one combination is run by
+
+    check_value(Subject(lambda n: MyEstimator(), lambda: MyPolicy(), torch.float64, order=2))
 
 Each check raises AssertionError with what it measured. They look at the layer from outside: at what the box was asked,
 and at the gradient that came back.
@@ -10,6 +10,8 @@ and at the gradient that came back.
 
 import copy
 import functools
+import math
+import warnings
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -19,11 +21,12 @@ from torch import Tensor
 from bondgrad.box import BlackBox
 from bondgrad.estimators import Estimator
 from bondgrad.evaluators import Local
-from bondgrad.policies import Batch, MeasuringPolicy, Policy, State, Steps
+from bondgrad.policies import Batch, Fixed, MeasuringPolicy, Policy, State, Steps
+from bondgrad.structure import Pattern
 from bondgrad.testing.boxes import Cubes, ExactBox, Linear, Quadratic, Sparse, TanhNetwork, Waves
 
-# Largest relative error of a gradient from small steps, by dtype and order of accuracy. In float32 it is rounding that
-# decides, in float64 it is the step.
+# Largest relative error of a gradient from small steps, by dtype and order of accuracy (2: or more). In float32 it is
+# rounding that decides, in float64 it is the step.
 TOLERANCE = {
     (torch.float32, 1): 1e-1,
     (torch.float32, 2): 5e-2,
@@ -32,6 +35,7 @@ TOLERANCE = {
 }
 FIRST = 5  # times the tolerance at the first step, where a policy may know nothing and some steps come out tiny
 BATCH = 16
+PATTERN = torch.rand(9, 12, generator=torch.Generator("cpu").manual_seed(0), device="cpu") < 0.2  # of a sparse box
 
 
 class Subject(NamedTuple):
@@ -42,6 +46,10 @@ class Subject(NamedTuple):
     dtype: torch.dtype
     order: int  # the power of the step with which the error falls
     simultaneous: bool = False  # moves all inputs of a row at once: right along its directions, and on average
+
+    def tolerance(self, order: int | None = None) -> float:
+        """The largest relative error of a gradient, of the subject's order or another."""
+        return TOLERANCE[self.dtype, min(order or self.order, 2)]
 
 
 class Trial(NamedTuple):
@@ -55,7 +63,7 @@ class Trial(NamedTuple):
 
 def check_value(subject: Subject) -> None:
     """The gradient is the exact one, for boxes of different shapes, in the first steps and in later ones."""
-    tolerance = TOLERANCE[subject.dtype, subject.order]
+    tolerance = subject.tolerance()
     for box in (Linear(4, 6), Quadratic(4, 3), TanhNetwork(5, 16, 2), Waves(3, 7), Linear(1, 1)):
         for i, trial in enumerate(trials(subject, box, steps=4, n=3)):
             error = relative_error(trial.g, trial.expected)
@@ -115,22 +123,83 @@ def check_chunks(subject: Subject) -> None:
 
 def check_structure(subject: Subject) -> None:
     """A pattern changes what a gradient costs, and not what it is. Directions are judged by their own outputs only."""
-    pattern = torch.rand(9, 12, generator=torch.Generator().manual_seed(0)) < 0.2
-    box = Sparse(pattern)
-    plain, grouped = (trials(subject, box, steps=3, n=2, structure=structure) for structure in (None, pattern))
+    plain, grouped = (
+        trials(subject, Sparse(PATTERN), steps=3, n=2, structure=structure) for structure in (None, PATTERN)
+    )
     for before, after in zip(plain, grouped, strict=True):
         grouped_too = subject.simultaneous or len(after.asked) < len(before.asked) / 2
         assert grouped_too, "inputs that share no output do not move together"
         if subject.simultaneous or isinstance(
             subject.policy(), MeasuringPolicy
         ):  # whose steps are measured, with a pattern differently
-            error, allowed = relative_error(after.g, after.expected), FIRST * TOLERANCE[subject.dtype, subject.order]
+            error, allowed = relative_error(after.g, after.expected), FIRST * subject.tolerance()
         else:
             error, allowed = relative_error(after.g, before.g), 100 * torch.finfo(subject.dtype).eps
         assert error < allowed, f"relative error {error:.1e} > {allowed:.1e}"
 
 
+def check_cost(subject: Subject) -> None:
+    """A gradient costs the evaluations that the estimator says."""
+    for structure in (None, PATTERN):
+        groups = None if structure is None else Pattern(structure).groups(12, 9)
+        wanted = BATCH * subject.estimator(2).evaluations(12 if groups is None else groups.count)
+        asked = len(trials(subject, Sparse(PATTERN), steps=1, n=2, structure=structure)[0].asked)
+        assert asked == wanted, f"{asked} evaluations where the estimator says {wanted}"
+
+
+def check_limits(subject: Subject) -> None:
+    """No point outside the limits is evaluated, and differences are divided by the way that is left inside."""
+    x = torch.tensor([-0.8, -0.5, -0.4999, 0.0, 0.4995, 0.5], dtype=subject.dtype)
+    g, expected, asked = at_rows(subject, Waves(3, 7), torch.cartesian_prod(x, x, x), limits=(-0.5, 0.5))
+    assert float(asked.abs().max()) <= 0.5, f"a point at {float(asked.abs().max())} outside the limits of 0.5"
+    error, allowed = relative_error(g, expected), subject.tolerance(order=1)
+    assert error < allowed, f"relative error {error:.1e} > {allowed:.1e} at the limits"
+
+
+def check_failures(subject: Subject) -> None:
+    """An evaluation that fails costs no entry but its own, and not even that one if its other end was evaluated.
+
+    Entries of which nothing is known are zero.
+    """
+    exact, border = Waves(3, 7), 0.3
+
+    def failing(x: Tensor) -> Tensor:
+        return torch.where(x[:, :1] > border, math.nan, exact(x))
+
+    x = torch.linspace(-1, 0.2, 60, dtype=subject.dtype).view(20, 3)
+    x[::2, 0] = border - 1e-4  # from where a step to one side fails
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the layer says that evaluations fail
+        g, expected, _ = at_rows(subject, exact, x, failing)
+    lost = (g == 0) & torch.tensor([True, subject.simultaneous, subject.simultaneous])
+    error, allowed = relative_error(torch.where(lost, expected, g), expected), subject.tolerance(order=1)
+    assert error < allowed, f"relative error {error:.1e} > {allowed:.1e} beside failures"
+    one_sided = subject.estimator(1).shared_base
+    assert one_sided or not lost.any(), f"{int(lost.sum())} entries are lost although one of two ends was evaluated"
+
+
 CHECKS = (check_value, check_order, check_rate, check_seed, check_chunks, check_structure)
+# Of the estimator alone, whatever the policy: their steps are fixed.
+ESTIMATOR_CHECKS = (check_cost, check_limits, check_failures)
+
+
+def check_estimator(
+    estimator: Estimator | Callable[[int], Estimator], policy: Callable[[], Policy] = lambda: Fixed(1e-3)
+) -> None:
+    """Run everything that an estimator must pass, in single and in double precision.
+
+    Args:
+        estimator: What is checked; one that takes random directions as a function of their number.
+        policy: Makes the policy that it is checked with. Its steps must be 1e-3 or less.
+
+    Example:
+        >>> check_estimator(bondgrad.Central())
+    """
+    make = (lambda _: estimator) if isinstance(estimator, Estimator) else estimator
+    order, together = make(1).order, make(1).together
+    for dtype in (torch.float32, torch.float64):
+        for check in (*CHECKS, *ESTIMATOR_CHECKS):
+            check(Subject(make, policy, dtype, order, together))
 
 
 def trials(
@@ -174,6 +243,41 @@ def trials(
             expected = along(points, box, x.detach(), gy, structure) if subject.simultaneous else exact
             results.append(Trial(g, expected, exact, points))
     return results
+
+
+def at_rows(
+    subject: Subject,
+    box: ExactBox,
+    x: Tensor,
+    fn: Callable[[Tensor], Tensor] | None = None,
+    limits: tuple[float, float] | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One gradient with steps of 1e-3 at rows x [B, d]: it, what it should be [B, d], and the points asked for [N, d].
+
+    Args:
+        subject: What is checked.
+        box: The box as it should be.
+        x: The rows.
+        fn: The box as it is; None: as it should be.
+        limits: Of the layer.
+    """
+    asked: list[Tensor] = []
+
+    def recording(points: Tensor) -> Tensor:
+        asked.append(points.clone())
+        return (fn or box)(points)
+
+    layer = BlackBox(
+        recording, box.in_features, estimator=subject.estimator(1), policy=Fixed(1e-3), limits=limits, seed=0
+    )
+    x = x.clone().requires_grad_()
+    y = layer(x)
+    gy = torch.randn(y.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3)).to(x.dtype)
+    asked.clear()
+    (g,) = torch.autograd.grad(y, x, gy)
+    inside, points = x.detach() if limits is None else x.detach().clamp(*limits), torch.cat(asked)
+    expected = along(points, box, inside, gy, None) if subject.simultaneous else box.vjp(inside, gy)
+    return g, expected, points
 
 
 def along(asked: Tensor, box: ExactBox, x: Tensor, gy: Tensor, depends: Tensor | None) -> Tensor:

@@ -128,4 +128,5 @@ def _blank_summary(policy: Policy, differences: Differences, state: State, in_fe
     """In the place of a summary that this process does not have: of no rows."""
     nothing, ones = torch.zeros(1, 0, in_features, device="cpu"), torch.ones(in_features, device="cpu")
     state = {name: value.cpu() for name, value in state.items()}
-    return policy.summarize(state, Observation(nothing[0], Steps(nothing, nothing, ones, ones), differences))
+    steps = Steps(nothing, nothing, ones, ones)
+    return policy.summarize(state, Observation(nothing[0], nothing[0], steps, differences))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bondgrad import BlackBox, BoxError
-from bondgrad.estimators._estimator import chunks
+from bondgrad.estimators import chunks
 from bondgrad.evaluators import Driver, Local
 from bondgrad.policies import Fixed
 from tests.helpers import gradient

@@ -17,7 +17,7 @@ def drawn(policy, state, x, n=1, noise=B):
 
 def learnt(policy, state, g, steps):
     """The state once the policy has seen one more gradient g [B, d]."""
-    summary = policy.summarize(state, Observation(g, steps, Differences()))
+    summary = policy.summarize(state, Observation(torch.zeros_like(g), g, steps, Differences()))
     return policy.observe(state, summary, len(g), Differences())
 
 

@@ -219,14 +219,14 @@ def test_work_that_is_kept_is_bounded():
     layer = BlackBox(torch.sin, 2, structure=Sequence(3), limits=(-1, 1), seed=0, policy="bond")
     for time in range(1, 60):
         gradient(layer, torch.randn(1, time, 2), torch.randn(1, time, 2))
-    assert len(layer.structure._made) < 10
+    assert len(layer.structure.cache) < 10
     assert len(pickle.dumps(layer)) < 50_000
     # Two lengths in turn are not prepared again and again, though each has several pieces.
     layer = BlackBox(lambda x, s: (x.sin(), s), 2, structure=Sequence(), state=torch.zeros(1, 1), seed=0, policy="bond")
     kept = set()
     for i in range(6):
         gradient(layer, torch.randn(1, 16 + i % 2, 2), torch.randn(1, 16 + i % 2, 2))
-        kept |= {id(window.groups) for windows in layer.structure._made.values() for window in windows}
+        kept |= {id(window.groups) for windows in layer.structure.cache.values() for window in windows}
     assert len(kept) == 6 + 8  # pieces of three time steps for 17 of them, and of two for 16
 
 

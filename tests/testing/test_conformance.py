@@ -8,8 +8,18 @@ from torch import Tensor
 
 from bondgrad.estimators import Central, Estimator, Evaluate, Forward, Simultaneous, Site
 from bondgrad.policies import Bond, Calibrated, Fixed, Gaussian, Optimal
-from bondgrad.testing import CHECKS, Subject
-from bondgrad.testing.conformance import check_chunks, check_order, check_rate, check_seed, check_value
+from bondgrad.testing import CHECKS, Subject, check_estimator, check_policy
+from bondgrad.testing.conformance import (
+    check_chunks,
+    check_cost,
+    check_failures,
+    check_limits,
+    check_order,
+    check_rate,
+    check_seed,
+    check_value,
+)
+from bondgrad.testing.policies import check_parts
 
 ESTIMATORS = {
     "central": {"estimator": lambda n: Central(), "order": 2},
@@ -55,6 +65,19 @@ def test_conformance(estimator, policy, dtype, check):
     check(Subject(policy=POLICIES[policy], dtype=DTYPES[dtype], **ESTIMATORS[estimator]))
 
 
+@pytest.mark.parametrize("estimator", [Central(), Forward(), Simultaneous], ids=["central", "forward", "simultaneous"])
+def test_all_of_it_in_one_call(estimator):
+    check_estimator(estimator)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_policies_in_parts(policy):
+    if policy == "calibrated":
+        check_policy(POLICIES[policy])
+    else:
+        check_parts(POLICIES[policy]())
+
+
 @dataclass
 class Damaged(Estimator):
     """An estimator with a mistake."""
@@ -67,13 +90,21 @@ class Damaged(Estimator):
     def draws(self) -> int:
         return self.inner.draws
 
+    @property
+    def shared_base(self) -> bool:
+        return self.inner.shared_base
+
     def evaluations(self, in_features: int) -> int:
-        return self.inner.evaluations(in_features)
+        return self.inner.evaluations(in_features) + (self.mistake == "price")
 
     def vjp(self, site: Site, evaluate: Evaluate, max_rows: int) -> Tensor:
         if self.mistake == "step not divided by":  # some steps twice as long, unknown to the division
             site = site._replace(delta=torch.where(site.x > 0, 2 * site.delta, site.delta))
             return self.inner.vjp(site, evaluate, max_rows) * torch.where(site.x > 0, 2, 1)
+        if self.mistake == "limits not kept":
+            site = site._replace(low=None, high=None)
+        if self.mistake == "failures not noticed":
+            return self.inner.vjp(site, lambda points, rows: (evaluate(points, rows)[0], None), max_rows)
         if self.mistake == "stale base":
             site = site._replace(y=site.y.roll(1, 0))
         g = self.inner.vjp(site, evaluate, max_rows)
@@ -87,6 +118,8 @@ class Damaged(Estimator):
             "global random numbers": lambda: g + 1e-9 * torch.randn_like(g),
             "portions": lambda: g * (1 + 1e-9 * max_rows),
             "stale base": lambda: g,
+            "price": lambda: g,
+            "limits not kept": lambda: g,
         }[self.mistake]()
 
 
@@ -100,6 +133,9 @@ MISTAKES = {
     "biased": check_order,
     "global random numbers": check_seed,
     "portions": check_chunks,
+    "price": check_cost,
+    "limits not kept": check_limits,
+    "failures not noticed": check_failures,
 }
 
 
@@ -109,7 +145,8 @@ MISTAKES = {
         (estimator, mistake)
         for estimator in ESTIMATORS
         for mistake in MISTAKES
-        if (estimator, mistake) != ("forward", "biased")  # an error in proportion to the step is its own order
+        # An error in proportion to the step is its own order, and with one end nothing is left to notice.
+        if (estimator, mistake) not in (("forward", "biased"), ("forward", "failures not noticed"))
     ],
 )
 def test_mistakes_are_caught(estimator, mistake):
@@ -129,6 +166,51 @@ def test_a_stale_base_is_caught():
 def test_a_wrong_order_is_caught(check):
     with pytest.raises(AssertionError):
         check(Subject(lambda n: Forward(), lambda: Fixed(1e-3), torch.float64, order=2))
+
+
+class Careless(Bond):
+    """A policy with a mistake."""
+
+    def __init__(self, mistake):
+        super().__init__()
+        self.mistake = mistake
+
+    def steps(self, state, batch, n, noise):
+        if self.mistake == "own rows":
+            batch = batch._replace(sums=None)
+        if self.mistake == "own numbers":
+            batch = batch._replace(rows=len(batch.x), first=0)
+        return super().steps(state, batch, n, noise)
+
+    def summarize(self, state, seen):
+        if self.mistake == "mean":
+            return super().summarize(state, seen) / len(seen.g)
+        return torch.stack((seen.g.sum(0), seen.g.square().sum(0)))  # NaN and all
+
+    def observe(self, state, summary, rows, differences):
+        if self.mistake == "in place":
+            state["sums"].add_(1)
+        if self.mistake == "NaN":
+            return {"sums": state["sums"] + summary}
+        return super().observe(state, summary, rows, differences)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "said"),
+    [
+        ("own numbers", "moved otherwise"),
+        ("own rows", "moved otherwise"),
+        ("mean", "how many processes"),
+        ("in place", "written into"),
+        ("NaN", "not finite"),
+    ],
+)
+def test_mistakes_of_policies_are_caught(mistake, said):
+    policy = Careless(mistake)
+    if mistake not in ("mean", "NaN"):
+        policy.summarize = Bond().summarize
+    with pytest.raises(AssertionError, match=said):
+        check_parts(policy)
 
 
 def test_directions_not_used_are_caught():

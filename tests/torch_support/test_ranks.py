@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from bondgrad import BlackBox, Central, Forward, Simultaneous
-from bondgrad.policies import Bond, Fixed, Gaussian
+from bondgrad.policies import Bond, Fixed, Gaussian, Policy, Steps
 from bondgrad.structure import Sequence
 from tests.helpers import on_each_device, same_state
 
@@ -41,9 +41,30 @@ def test_without_an_exchange_they_do_not():
     assert differences["parameters"] > 1e-6
 
 
+class RelativeStep(Policy):
+    """Steps in proportion to the root mean square of an input in this batch and in the last ones: of all processes."""
+
+    def init(self, in_features):
+        return {"squares": torch.zeros(in_features, dtype=torch.float64), "rows": torch.zeros(())}
+
+    def measure(self, x):
+        return x.square().sum(0)
+
+    def steps(self, state, batch, n, noise):
+        squares = self.measure(batch.x) if batch.sums is None else batch.sums
+        size = 0.1 * ((state["squares"] + squares) / (state["rows"] + batch.rows)).sqrt()
+        return Steps(size.expand(n, *batch.x.shape), batch.uniform(n), size, size)
+
+    def summarize(self, state, seen):
+        return self.measure(seen.x)
+
+    def observe(self, state, summary, rows, differences):
+        return {"squares": 0.9 * state["squares"] + summary, "rows": 0.9 * state["rows"] + rows}
+
+
 VARIANTS = [
     {"policy": policy, "estimator": estimator}
-    for policy in (Bond("error-terms"), Bond(reduce="sum"), Fixed(0.3), Gaussian(0.3))
+    for policy in (Bond("error-terms"), Bond(reduce="sum"), Fixed(0.3), Gaussian(0.3), RelativeStep())
     for estimator in (Central(), Forward(), Simultaneous(2), Central(normalize_rows=True))
 ] + [{"structure": Sequence(horizon)} for horizon in (None, 2)]
 

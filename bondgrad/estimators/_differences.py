@@ -1,0 +1,89 @@
+"""Differences between the two ends of a move, where either end may have failed, and requests of limited size."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def chunks(batch: int, items: int, points: int, max_rows: int, whole: bool = False) -> list[tuple[slice, slice]]:
+    """Divide the points around a batch of rows into requests of at most `max_rows` points.
+
+    A request has all moves of some rows while one row's moves fit, so that the box sees the points of a sample next to
+    each other, and else some moves of one row. The sizes depend on the arguments alone, and are as equal as possible,
+    since equal shapes give equal rounding.
+
+    Args:
+        batch: The number of rows.
+        items: The number of moves of each row: groups, or directions.
+        points: The number of points of a move.
+        max_rows: The largest number of points in a request. The points of one move always stay together.
+        whole: Whether every request must contain all rows. Then only moves are divided.
+
+    Returns:
+        The rows and the moves of each request.
+    """
+    room = max(1, max_rows // points)
+    most = (batch, max(1, room // batch)) if whole else (max(1, room // items), room)
+    rows, parts = _even_slices(batch, min(batch, most[0])), _even_slices(items, min(items, most[1]))
+    return [(row, part) for row in rows for part in parts]
+
+
+def _even_slices(total: int, largest: int) -> list[slice]:
+    count = -(-total // largest)
+    return [slice(total * i // count, total * (i + 1) // count) for i in range(count)]
+
+
+def within_limits(points: Tensor, low: Tensor | None, high: Tensor | None) -> Tensor:
+    """The points, moved back inside the limits if there are any."""
+    return points if low is None else points.clamp(low, high)
+
+
+def output_difference(y: Tensor, ok: Tensor | None, base: Tensor) -> Tensor:
+    """The difference of the outputs between the two ends of each move: y⁺ - y⁻, [b, j, d_out].
+
+    An end that failed counts as not moved, here and in `input_difference`. What remains is the difference between the
+    other end and the row itself.
+
+    Args:
+        y: [b, j, ends, d_out] the outputs at one or two ends of j moves of each row. A single end is compared with the
+            row itself.
+        ok: [b, j, ends, d_out or 1] which of them did not fail; None: all.
+        base: [b, d_out] the outputs at the rows themselves.
+    """
+    if ok is not None:
+        y = torch.where(ok, y, base[:, None, None, :])
+    first, *rest = y.unbind(2)
+    return first - (rest[0] if rest else base.unsqueeze(1))
+
+
+def loss_change(y: Tensor, ok: Tensor | None, base: Tensor, gy: Tensor) -> Tensor:
+    """The first-order change of the loss between the two ends of each move: gy·(y⁺ - y⁻), [b, j].
+
+    The outputs are subtracted first: gy·y⁺ - gy·y⁻ would lose to rounding the digits that carry the derivative.
+
+    Args:
+        y: [b, j, ends, d_out] as for `output_difference`.
+        ok: [b, j, ends] which of the evaluations did not fail; None: all.
+        base: [b, d_out] the outputs at the rows themselves.
+        gy: [b, d_out] the gradient of the loss.
+    """
+    change = output_difference(y, None if ok is None else ok.unsqueeze(3), base)
+    if change.is_cuda:  # bmm reads the memory once; on a CPU it would be slower
+        return torch.bmm(change, gy.to(change.dtype).unsqueeze(2)).squeeze(2)
+    return change.mul_(gy.unsqueeze(1)).sum(2)
+
+
+def input_difference(ends: Sequence[Tensor], ok: Tensor | None, x: Tensor) -> Tensor:
+    """The distance between the two ends of each move, as rounding and limits left it: x⁺ - x⁻, shaped like x.
+
+    It is zero where all ends failed, which makes a slope NaN.
+
+    Args:
+        ends: The values of the inputs at one or two ends, each shaped like x. A single end is compared with x.
+        ok: [..., ends] which of the evaluations did not fail; None: all.
+        x: [...] the values of the inputs in the rows themselves.
+    """
+    if ok is not None:
+        ends = [torch.where(ok[..., side], end, x) for side, end in enumerate(ends)]
+    return ends[0] - (ends[1] if len(ends) == 2 else x)
