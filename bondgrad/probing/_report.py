@@ -1,24 +1,24 @@
 """All that a probe has found out."""
 
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from bondgrad.probing import _cost, _recommend, _verdict
-from bondgrad.probing._company import Company
 from bondgrad.probing._cost import Cost
 from bondgrad.probing._dependence import Dependence
 from bondgrad.probing._history import History
+from bondgrad.probing._number_format import duration
 from bondgrad.probing._randomness import Randomness
 from bondgrad.probing._ranges import Ranges
 from bondgrad.probing._rounding import Rounding
+from bondgrad.probing._row_coupling import RowCoupling
 from bondgrad.probing._sensitivity import Sensitivity
 from bondgrad.probing._smoothness import Smoothness
 from bondgrad.probing._speed import Speed
-from bondgrad.probing._steps import Steps
-from bondgrad.probing._words import duration
+from bondgrad.probing._steps import StepLadder
 
-BATCH, STEPS = 64, 1000  # of the training whose cost is predicted
+BATCH, STEPS = 64, 1000  # rows of a step, and steps, of the training whose cost is predicted unless told otherwise
 TITLES = {
     "speed": "Speed",
     "randomness": "The same again",
@@ -51,15 +51,16 @@ class Report:
     speed: Speed | None
     randomness: Randomness | None
     rounding: Rounding | None
-    steps: Steps | None
+    steps: StepLadder | None
     smoothness: Smoothness | None
-    company: Company | None
+    company: RowCoupling | None
     sensitivity: Sensitivity | None
     ranges: Ranges | None
     dependence: Dependence | None
     history: History | None
     flaky: int  # calls, or rows, that failed and, asked again, did not
     left_out: list[str]
+    evaluator_given: bool  # whether rows were evaluated by an evaluator of the caller's
     evaluations: int  # spent
     calls: int
     seconds: float
@@ -96,14 +97,10 @@ class Report:
 
     def as_dict(self, batch: int = BATCH, steps: int = STEPS) -> dict[str, Any]:
         """Numbers, texts and lists only, to be written as JSON; None where a number is not finite."""
-        measured = {field.name: getattr(self, field.name) for field in fields(self)}
         costs = {estimator: asdict(cost) for estimator, cost in self.cost(batch, steps).items()}
         everything = {
             "verdict": self.verdict,
-            **{
-                name: asdict(value) if name in TITLES and value is not None else value
-                for name, value in measured.items()
-            },
+            **asdict(self),
             "words": self.words,
             "code": self.code,
             "reasons": self.reasons,
@@ -143,7 +140,7 @@ class Report:
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401
-    """The same in numbers, texts, lists and dictionaries that JSON has."""
+    """The value in numbers, texts, lists and dictionaries that JSON has."""
     if isinstance(value, dict):
         return {str(name): _plain(v) for name, v in value.items()}
     if isinstance(value, (list, tuple)):

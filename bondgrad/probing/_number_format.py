@@ -1,8 +1,8 @@
-"""Numbers for people."""
+"""Numbers and sentences as they are printed in a report."""
 
 
 def duration(seconds: float) -> str:
-    """In units that fit."""
+    """A time with two digits, in the unit that fits."""
     for unit, size in (("days", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if seconds >= size:
             value = seconds / size
@@ -11,6 +11,11 @@ def duration(seconds: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Two digits, and no powers of ten where they are not needed."""
+    """A share with two digits, and without powers of ten where they are not needed."""
     value = 100 * share
     return f"{value:,.0f} %" if value >= 9.5 else f"{value:.2g} %"
+
+
+def sentences(*texts: str | bool | None) -> str:
+    """Those of the sentences that apply, as one text."""
+    return " ".join(text for text in texts if isinstance(text, str) and text)
