@@ -130,22 +130,21 @@ class Sampler:
         return points.to(self.dtype).double().clamp(self.low, self.high)
 
     def ask(self, points: Tensor, rows: Tensor) -> Tensor:
-        """The box at points [n, d] near rows [n] of x: [n, d_out], NaN where it raised."""
-        self.require(len(points))
-        return self.caller.ask(points, rows)
+        """The box at points [r, ..., d] near rows [r] of x: [r, ..., d_out], NaN where it raised."""
+        lead, flat = points.shape[:-1], points.reshape(-1, points.shape[-1])
+        self.require(len(flat))
+        return self.caller.ask(flat, rows.repeat_interleave(len(flat) // len(rows))).view(*lead, -1)
 
     def ask_rows(self, rows: Tensor) -> Tensor:
         """The box at rows [n] of x: [n, d_out]."""
         return self.ask(self.x[rows], rows)
 
     def ask_moved(self, rows: Tensor, inputs: Tensor, values: Tensor) -> Tensor:
-        """The box at rows [m] of x, in each of which one of inputs [m] has each of values [m, k]: [m, k, d_out]."""
-        k = values.shape[1]
-        at_once = max(1, MOST_NUMBERS // (k * self.x.shape[1]))
+        """The box at rows [m] of x, in which one of inputs [m] has each of values [m, ...]: [m, ..., d_out]."""
+        at_once = max(1, MOST_NUMBERS // (values[0].numel() * self.x.shape[1]))
         parts = []
-        for r, i, v in zip(*(torch.split(t, at_once) for t in (rows, inputs, values)), strict=True):
-            points = one_input_moved(self.x[r], i[:, None], v[:, :, None])  # [m, 1, k, d]
-            parts.append(self.ask(points.flatten(0, 2), r.repeat_interleave(k)))
+        for r, i, v in zip(*(torch.split(t, at_once) for t in (rows, inputs, values.flatten(1))), strict=True):
+            parts.append(self.ask(one_input_moved(self.x[r], i[:, None], v[:, :, None]), r))  # at points [m, 1, k, d]
         return torch.cat(parts).view(*values.shape, -1)
 
     def either_side(self, rows: Tensor, inputs: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:

@@ -51,14 +51,11 @@ def measure_dependence(sampler: Sampler, facts: Facts, generator: torch.Generato
     """Move every input by itself, at some rows, as `structure.detect` does."""
     if facts.rows_coupled:
         raise MeasurementSkipped("rows influence one another, so it cannot be seen")
-    lattice = 0.0 if facts.lattice is None else float((facts.lattice / facts.output_spread).max())
     unit = _rounding_deviation(facts)
-    for what, size, most in (
-        ("noise", facts.relative(facts.noise), SETTINGS.noise),
-        ("rounding", facts.relative(unit), SETTINGS.noise),
-        ("steps", lattice, SETTINGS.quantum),
-    ):
-        if size > most:
+    steps = float((facts.lattice / facts.output_spread).max())
+    sizes = {"noise": facts.relative(facts.noise), "rounding": facts.relative(unit), "steps": steps}
+    for what, size in sizes.items():
+        if size > (SETTINGS.quantum if what == "steps" else SETTINGS.noise):
             raise MeasurementSkipped(f"{what} of {percent(size)} of the spread would hide it")
     depends = _search(sampler, facts, unit, generator)
     if not bool(depends.any()):
@@ -74,8 +71,7 @@ def _search(sampler: Sampler, facts: Facts, unit: Tensor, generator: torch.Gener
     sampler.require(POINTS * (d * (2 if facts.noisy else 1) + REPEATS + 1))
 
     def evaluate(points: Tensor, which: Tensor) -> Tensor:
-        nearby = rows[which].repeat_interleave(points.shape[1:-1].numel())
-        return sampler.ask(points.reshape(-1, d), nearby).view(*points.shape[:-1], -1)
+        return sampler.ask(points, rows[which])
 
     eps = float((unit / facts.scale.clamp_min(1e-300)).max()) / ROUNDING
     x, y, at_once = sampler.x[rows], facts.y[rows], sampler.caller.largest

@@ -1,7 +1,6 @@
 """What is known of a box so far."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -25,28 +24,23 @@ TYPICAL_SHARE = 10  # typical rows may take one in so many of the evaluations
 class Facts:
     """What is known of a box so far. Measurements read it, and the probe extends it by what each of them found."""
 
-    y: Tensor  # [n, d_out] outputs at the typical rows; NaN where there are none
-    asked: int  # how many of the typical rows the box was asked about
+    y: Tensor  # [n, d_out] outputs at the typical rows that were asked about; NaN where there are none
     unit: float  # the rounding unit of the type of the outputs, relative
     noise: Tensor  # [d_out] standard deviation; zero until it is known
     largest: Tensor  # [d_out] the largest deviation from the mean that was seen
+    lattice: Tensor  # [d_out] distance of neighbouring outputs that are quantised; zero: they are not
     shared_noise: bool = False  # whether all rows of a call have the same noise
     noise_by_place: bool = False  # whether the noise is the same in every call, and another at every place in it
     remembers: bool = False  # whether outputs depend on the call before
     floor: float = 0.0  # of the rounding inside the box, relative
-    lattice: Tensor | None = None  # [d_out] distance of neighbouring outputs that are quantised; zero: they are not
     rows_coupled: bool = False  # whether the rows of a call influence one another
 
     @staticmethod
     def at_typical_rows(sampler: Sampler) -> "Facts":
         """Ask about the typical rows, or about as many as a share of the budget allows."""
-        n = len(sampler.x)
-        some = torch.arange(min(n, max(2, sampler.affordable // TYPICAL_SHARE)))
-        answers = sampler.ask_rows(some)
-        y = torch.full((n, answers.shape[1]), math.nan, dtype=torch.float64)
-        y[some] = answers
-        unit = sampler.function.rounding or torch.finfo(sampler.dtype).eps
-        return Facts(y, len(some), unit, torch.zeros_like(y[0]), torch.zeros_like(y[0]))
+        y = sampler.ask_rows(torch.arange(min(len(sampler.x), max(2, sampler.affordable // TYPICAL_SHARE))))
+        unknown = torch.zeros_like(y[0])
+        return Facts(y, sampler.function.rounding or torch.finfo(sampler.dtype).eps, unknown, unknown, unknown)
 
     def with_randomness(self, found: "Randomness | None") -> "Facts":
         """Extended by the noise that was found."""
@@ -57,9 +51,8 @@ class Facts:
         return replace(self, noise=noise, largest=largest, shared_noise=shared, noise_by_place=found.by_place)
 
     def with_answers(self, y: Tensor) -> "Facts":
-        """Extended by outputs y [asked, d_out] at typical rows, where none came before."""
-        before = self.y[: self.asked]
-        return replace(self, y=torch.cat((torch.where(torch.isfinite(before), before, y), self.y[self.asked :])))
+        """Extended by outputs y [n, d_out] at the same typical rows, where none came before."""
+        return replace(self, y=torch.where(torch.isfinite(self.y), self.y, y))
 
     def with_memory(self, found: "Memory | None") -> "Facts":
         """Extended by whether the box remembers."""
@@ -130,11 +123,6 @@ class Facts:
         """[count] typical rows at which the box works: different ones, as far as there are."""
         order = self.usable[torch.randperm(len(self.usable), generator=generator)]
         return order[torch.arange(count) % len(order)]
-
-    def confirmed(self, compare: Callable[[], tuple[bool, float]]) -> tuple[bool, float]:
-        """What a comparison finds; of a noisy box, the second time: so much may come of a few bad answers."""
-        found = compare()
-        return compare() if found[0] and self.noisy else found
 
     def settle(self, sampler: Sampler) -> None:
         """Ask a box that remembers about the same few rows, so that calls to be compared have the same past."""

@@ -132,7 +132,7 @@ class Session:
             facts = self._attempt("Typical rows", lambda: Facts.at_typical_rows(sampler))
             if facts is None or len(facts.usable) == 0:
                 asked = (
-                    "no row was asked" if facts is None else f"no finite answer at {facts.asked} rows that were asked"
+                    "no row was asked" if facts is None else f"no finite answer at {len(facts.y)} rows that were asked"
                 )
                 self._left_out.append(f"all else: {asked}")
                 return
@@ -153,8 +153,8 @@ class Session:
             return result
 
         facts = facts.with_randomness((yield from measured("randomness", measure_randomness)))
-        if sampler.caller.random_failures and len(facts.usable) < facts.asked:  # perhaps by chance
-            again = self._attempt("", lambda: sampler.ask_rows(torch.arange(facts.asked)))
+        if sampler.caller.random_failures and len(facts.usable) < len(facts.y):  # perhaps by chance
+            again = self._attempt("", lambda: sampler.ask_rows(torch.arange(len(facts.y))))
             facts = facts if again is None else facts.with_answers(again)
         yield from measured("speed", measure_speed)
         memory = yield from measured("memory", measure_memory)

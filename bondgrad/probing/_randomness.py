@@ -3,8 +3,7 @@
 import contextlib
 import math
 from collections import Counter
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -45,11 +44,11 @@ class Randomness:
     relative: float  # standard deviation over the spread of the outputs, root mean square
     within_a_call: bool  # whether the same row twice in a call gets two answers
     by_place: bool  # whether these two answers are the same in every call
-    generator: str | None  # the global random numbers that it draws from: "torch", "numpy", "python"
-    takes_seed: bool  # a keyword `seed` makes it repeat itself
     modules: list[str]  # that are random or look at the whole batch, in training mode
-    quiet_in_eval: bool | None  # a module: whether it repeats itself in eval mode. None: not tried
     repeats: int
+    generator: str | None = None  # the global random numbers that it draws from: "torch", "numpy", "python"
+    takes_seed: bool = False  # a keyword `seed` makes it repeat itself
+    quiet_in_eval: bool | None = None  # a module: whether it repeats itself in eval mode. None: not tried
 
     @property
     def noise(self) -> float:
@@ -98,71 +97,70 @@ def measure_randomness(sampler: Sampler, facts: Facts, generator: torch.Generato
         together = sampler.ask_rows(rows.repeat_interleave(repeats)).view_as(again)
     failed = ~torch.isfinite(torch.stack((again, together))).all(3)  # [2, r, repeats]
     caller.count_random_failures(int(failed[:, ~failed.all(2).all(0)].sum()))
-    noise = _noise(facts, again, together, caller.largest > 1)
-    deterministic = not any(noise["std"])
-    still = (again - again[:, :1]).nan_to_num(0)
-    source: dict[str, Any] = {"generator": None, "takes_seed": False, "quiet_in_eval": None}
+    found = _judge_repeats(facts, again, together, stochastic_modules(sampler.function.fn))
     with contextlib.suppress(BudgetExceeded):  # the noise is worth more than its source
-        source["quiet_in_eval"] = _quiet_in_eval(sampler, facts, rows)
-        if not deterministic:
+        found = replace(found, quiet_in_eval=_quiet_in_eval(sampler, facts, rows) if found.modules else None)
+        if not found.deterministic:
             by_row = noise_from_repeats(again, 1, 2, (1,)).div(facts.output_spread).norm(dim=1)
             rows = rows[by_row.topk(min(len(rows), max(SETTINGS.noisiest, caller.smallest))).indices]
-            source["takes_seed"] = _takes_seed(sampler, facts, rows)
-            if not noise["by_place"]:
-                rows = rows.repeat(repeats if caller.largest > 1 else 1)
-                repeating = (name for name in GENERATORS if _repeats_itself(sampler, facts, rows, name))
-                source["generator"] = next(repeating, None)
-    return Randomness(
-        deterministic=deterministic,
-        exact=not bool((still != 0).any()),
-        moving=deterministic and not bool((still[:, -1].abs() <= facts.rounding).all()),
-        relative=facts.relative(torch.tensor(noise["std"], dtype=torch.float64)),
-        modules=stochastic_modules(sampler.function.fn),
-        repeats=repeats,
-        **noise,
-        **source,
-    )
+            found = replace(found, takes_seed=_takes_seed(sampler, facts, rows))
+        if not found.deterministic and not found.by_place:
+            rows = rows.repeat(repeats if caller.largest > 1 else 1)
+            repeating = (name for name in GENERATORS if _repeats_itself(sampler, facts, rows, name))
+            found = replace(found, generator=next(repeating, None))
+    return found
 
 
-def _noise(facts: Facts, again: Tensor, together: Tensor, several: bool) -> dict[str, Any]:
+def _judge_repeats(facts: Facts, again: Tensor, together: Tensor, modules: list[str]) -> Randomness:
     """What answers [r, repeats, d_out] to the same questions, in several calls and in one, say of the noise.
 
     The same calls agree to the last bits but for noise. Within a call rounding may go by place. Deviations are taken
     from second differences, which a steady drift does not change.
     """
-    unit = facts.repeat_tolerance
-    between, within = (noise_from_repeats(y, 1, 2, (0, 1)) for y in (again, together))
-    random = between > unit
-    placed = ~random & (within > facts.rounding)
-    both = torch.stack((again, together))
-    largest = (both - both.nanmean(2, keepdim=True)).abs().nan_to_num(0).amax((0, 1, 2))
+    unit, repeats, both = facts.repeat_tolerance, again.shape[1], torch.stack((again, together))
+    between, within = (noise_from_repeats(y, 1, 2, (0, 1)) for y in both)  # [d_out]
+    random, placed = between > unit, (between <= unit) & (within > facts.rounding)
     std = torch.where(random | placed, torch.maximum(between, within), 0.0)
-    k = again.shape[1]
-    off = (both - both.nanmedian(2, keepdim=True).values).abs() * math.sqrt(k / (k - 1))  # the middle follows them
-    half = off.flatten(1, 2).nanquantile(0.95, dim=1).nan_to_num(0).amax(0)  # [d_out]
+    largest = (both - both.nanmean(2, keepdim=True)).abs().nan_to_num(0).amax((0, 1, 2))
+    off = (both - both.nanmedian(2, keepdim=True).values).abs() * math.sqrt(repeats / (repeats - 1))  # it follows them
+    half = off.flatten(1, 2).nanquantile(0.95, dim=1).nan_to_num(0).amax(0)
     half = torch.where(half > 0, half, 2 * std)  # of noise that is nearly always absent
-    shared = several and bool(random.any()) and bool((within <= torch.maximum(unit, between / 10)).all())
-    return {
-        "std": std.tolist(),
-        "largest": torch.where(std > 0, largest, 0.0).tolist(),
-        "half_width": torch.where(std > 0, half, 0.0).tolist(),
-        "within_a_call": not shared,
-        "by_place": bool(placed.any()) and not bool(random.any()),
-    }
+    shared = together is not again and bool(random.any() & (within <= torch.maximum(unit, between / 10)).all())
+    still, steady = (again - again[:, :1]).nan_to_num(0), not bool((std > 0).any())
+    return Randomness(
+        deterministic=steady,
+        exact=not bool((still != 0).any()),
+        moving=steady and not bool((still[:, -1].abs() <= facts.rounding).all()),
+        std=std.tolist(),
+        largest=torch.where(std > 0, largest, 0.0).tolist(),
+        half_width=torch.where(std > 0, half, 0.0).tolist(),
+        relative=facts.relative(std),
+        within_a_call=not shared,
+        by_place=bool(placed.any()) and not bool(random.any()),
+        modules=modules,
+        repeats=repeats,
+    )
 
 
 def _agree(facts: Facts, one: Tensor, other: Tensor) -> bool:
-    """Whether answers [n, d_out] of the same call agree, up to what calls without noise may differ by."""
-    return bool(((one - other).abs().nan_to_num(0) <= facts.repeat_tolerance).all())
+    """Whether answers [n, d_out] of the same call came, and agree up to what calls without noise may differ by."""
+    return bool(((one - other).abs() <= facts.repeat_tolerance).all())
 
 
-def _quiet_in_eval(sampler: Sampler, facts: Facts, rows: Tensor) -> bool | None:
-    """Whether a module with random parts repeats itself in eval mode; None: there are no such parts."""
-    fn = sampler.function.fn
-    if not isinstance(fn, nn.Module) or not stochastic_modules(fn):
-        return None
-    with in_eval_mode(fn):
+def _quiet_in_eval(sampler: Sampler, facts: Facts, rows: Tensor) -> bool:
+    """Whether a module repeats itself in eval mode."""
+    with in_eval_mode(sampler.function.fn):
         return _agree(facts, sampler.ask_rows(rows), sampler.ask_rows(rows))
+
+
+def _takes_seed(sampler: Sampler, facts: Facts, rows: Tensor) -> bool:
+    """Whether fn has a parameter `seed`, and repeats itself when it is given the same."""
+    try:
+        sampler.seed = 0
+        known = sampler.function.seed_position is not None
+        return known and _agree(facts, sampler.ask_rows(rows), sampler.ask_rows(rows))
+    finally:
+        sampler.seed = None
 
 
 def _repeats_itself(sampler: Sampler, facts: Facts, rows: Tensor, name: str) -> bool:
@@ -177,18 +175,6 @@ def _repeats_itself(sampler: Sampler, facts: Facts, rows: Tensor, name: str) -> 
             return False
         differed += not _agree(facts, one, control)
     return differed >= SETTINGS.checks - 1
-
-
-def _takes_seed(sampler: Sampler, facts: Facts, rows: Tensor) -> bool:
-    """Whether fn has a parameter `seed`, and repeats itself when it is given the same."""
-    if sampler.function.seed_position is None:
-        return False
-    rows, sampler.seed = rows[: sampler.caller.largest], 0
-    try:
-        one, other = (sampler.caller.call(sampler.x[rows], rows) for _ in range(2))
-    finally:
-        sampler.seed = None
-    return isinstance(one, Tensor) and isinstance(other, Tensor) and _agree(facts, one, other)
 
 
 def stochastic_modules(fn: object) -> list[str]:

@@ -93,13 +93,8 @@ def measure_ranges(sampler: Sampler, facts: Facts, generator: torch.Generator) -
     change = torch.where(torch.isfinite(change), change, math.nan).flatten(1, 2)  # [n, changes, d_out]
     # A bad answer makes two large changes.
     largest = change.nan_to_num(0).sort(1, descending=True).values[:, 2 if facts.noisy else 0]  # [n, d_out]
-    return Ranges(
-        failures=failures,
-        failing_rows=1 - len(facts.usable) / facts.asked,
-        flat=_flat(change, largest, noise),
-        inputs=count,
-        moving=inputs[(largest > noise).any(1)].tolist(),
-    )
+    failing_rows, moving = 1 - len(facts.usable) / len(facts.y), inputs[(largest > noise).any(1)].tolist()
+    return Ranges(failures, failing_rows, _flat(change, largest, noise), count, moving)
 
 
 def _sweep(sampler: Sampler, rows: Tensor, inputs: Tensor, values: Tensor) -> Tensor:

@@ -4,13 +4,10 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bondgrad.probing._rounding import SETTINGS
+from bondgrad.probing._rounding import SETTINGS, TYPES, UNITS
 
 if TYPE_CHECKING:
     from bondgrad.probing._report import Report
-
-# Of a type, half the distance between neighbouring numbers near one.
-UNITS = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 
 
 @dataclass(frozen=True)
@@ -34,7 +31,7 @@ def choose_noise(report: "Report") -> Argument | None:
         return None
     if rounding.largest_quantum > 0:
         return Argument("noise", f"{rounding.largest_quantum / 2:.2g}", "half a step of its quantised answers")
-    if rounding.floor > SETTINGS.coarse * max(UNITS[rounding.returned], UNITS["float32"]):
+    if rounding.floor > SETTINGS.coarse * max(UNITS[TYPES.index(rounding.returned)], UNITS[1]) / 2:
         coarse = f"it computes in {rounding.precision}, coarser than the {rounding.returned} that it returns"
         value = 2 * rounding.floor * rounding.size
         return Argument("noise", f"{value:.2g}", "it is as rough as that" if rounding.rough else coarse)

@@ -7,16 +7,18 @@ References:
     J. Moré and S. Wild, "Estimating computational noise", SIAM Journal on Scientific Computing, 2011.
 """
 
+import bisect
 import contextlib
 import itertools
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from bondgrad.measuring._noise import noise_from_repeats
 from bondgrad.measuring._sampler import BudgetExceeded, Sampler
+from bondgrad.probing._comparison import compare
 from bondgrad.probing._facts import SEVERAL, Facts
 from bondgrad.probing._number_format import sentences
 
@@ -28,12 +30,8 @@ class RoundingSettings:
     lines: int = 6
     points: int = 16  # of a line
     orders: tuple[int, ...] = (5, 6, 7)  # of the differences: smooth functions vanish from them, and some points remain
-    spacings: dict[torch.dtype, tuple[int, ...]] = field(  # of the points, powers of two: from near a unit upwards
-        default_factory=lambda: {
-            torch.float32: (-20, -16, -12, -8),
-            torch.float64: (-48, -40, -32, -24, -16, -12, -8),
-        }
-    )
+    spacings: tuple[int, ...] = (-20, -16, -12, -8)  # of the points, powers of two: from near a unit of float32 upwards
+    fine_spacings: tuple[int, ...] = (-48, -40, -32, -24)  # which float64 has room for, too
     agreement: float = 4.0  # the factor within which estimates of the floor must agree: ECNoise's own
     still: float = 0.2  # this share of neighbours on a short line has the same answer, where arithmetic is coarse
     off_the_sample: int = 32  # points between typical rows, to see whether a lattice is only that of the rows
@@ -43,9 +41,10 @@ class RoundingSettings:
 
 
 SETTINGS = RoundingSettings()
-FLOORS = {"float64": 3e-12, "float32": 2e-5, "float16": 1.5e-3, "bfloat16": 2e-2, "coarser than bfloat16": math.inf}
-PRECISIONS = list(FLOORS)  # fine ones first; above, the largest floor that each of them leaves in a network
-RETURNED = ((2.0**-52, "float64"), (2.0**-23, "float32"), (2.0**-10, "float16"), (1.0, "bfloat16"))  # rounding units
+TYPES = ("float64", "float32", "float16", "bfloat16")
+UNITS = (2.0**-52, 2.0**-23, 2.0**-10, 2.0**-7)  # of these types: the distance of neighbouring numbers near one
+FLOORS = (3e-12, 2e-5, 1.5e-3, 2e-2)  # the largest that each of these types leaves in a network
+PRECISIONS = ("float64", "float32", "TF32 or float16", "bfloat16", "coarser than bfloat16")  # above which floors
 
 
 @dataclass(frozen=True)
@@ -103,11 +102,12 @@ def measure_rounding(sampler: Sampler, facts: Facts, generator: torch.Generator)
     # A floor cannot be seen below noise, nor between the steps of a lattice.
     hidden = facts.noisy or any(q is not None for q in quantum)
     floor, rough = (0.0, False) if hidden else _noise_floor(sampler, facts, generator)
-    returned = next(name for unit, name in RETURNED if facts.unit <= unit)
+    returned = TYPES[bisect.bisect_left(UNITS, facts.unit)]
     answers = _coarsest_type(seen) or returned
-    precision = returned if rough else max(answers, _precision(floor), key=PRECISIONS.index)
+    coarser = max(TYPES.index(answers), bisect.bisect_left(FLOORS, floor))
+    precision = PRECISIONS[TYPES.index(returned) if rough else coarser]
     size = float(facts.scale.square().mean().sqrt())
-    found = Rounding(floor, _named(precision), rough, returned, answers, size, quantum)
+    found = Rounding(floor, precision, rough, returned, answers, size, quantum)
     with contextlib.suppress(BudgetExceeded):
         return found if facts.noisy else _with_shortcut(sampler, facts.with_rounding(found), found, generator)
     return found
@@ -116,16 +116,17 @@ def measure_rounding(sampler: Sampler, facts: Facts, generator: torch.Generator)
 def _with_shortcut(sampler: Sampler, facts: Facts, found: Rounding, generator: torch.Generator) -> Rounding:
     """What was found, and what changes with autocast and TF32 as they are set around the probe."""
     rows = facts.usable[: max(SEVERAL, sampler.caller.smallest)]
-    answers = []
+
+    def ask(full_precision: bool) -> Tensor:
+        sampler.full_precision = full_precision
+        return sampler.ask_rows(rows)
+
     try:
-        for sampler.full_precision in (True, False, False):
-            facts.settle(sampler)
-            answers.append(sampler.ask_rows(rows))
-        change, again = ((y - answers[0]).nan_to_num(0) for y in answers[1:])  # [n, d_out]
-        # A drifting box changes its answers from one call to the next, whatever the settings.
-        if bool((change.abs() <= facts.rounding + 2 * (again - change).abs()).all()):
+        differ, change = compare(sampler, facts, [lambda: ask(True), lambda: ask(False)])
+        if not differ:
             return found
         size = float((change / torch.where(facts.scale > 0, facts.scale, 1.0)).square().mean().sqrt())
+        ask(False)
         return replace(found, shortcut=_noise_floor(sampler, facts, generator)[0], shortcut_change=size)
     finally:
         sampler.full_precision = True
@@ -137,17 +138,17 @@ def _noise_floor(sampler: Sampler, facts: Facts, generator: torch.Generator) -> 
     Also returns whether it is roughness of another kind. Coarse arithmetic often gives the same answer at points that
     are much closer together than it can tell apart.
     """
-    powers, n = SETTINGS.spacings[sampler.dtype], SETTINGS.points
-    lines = sampler.affordable_count(SETTINGS.lines, len(powers) * n, share=1 / 3)
+    powers = (*(SETTINGS.fine_spacings if sampler.dtype == torch.float64 else ()), *SETTINGS.spacings)
+    lines = sampler.affordable_count(SETTINGS.lines, len(powers) * SETTINGS.points, share=1 / 3)
     rows = facts.choose(lines, generator)
     scale = torch.where(facts.scale > 0, facts.scale, 1.0)
     estimates: list[tuple[float, bool]] = []  # for each spacing, and whether differences of all orders agree on it
     close: list[tuple[float, float]] = []  # for each, the length of the lines, in spreads, and how much stood still
     for power in powers:
-        points = _line(sampler, sampler.x[rows], power, generator)  # [lines, n, d]
+        points = _line(sampler, sampler.x[rows], power, generator)  # [lines, points, d]
         if not torch.equal(sampler.realise(points), points):  # no room within the limits
             continue
-        y = sampler.ask(points.flatten(0, 1), rows.repeat_interleave(n)).view(lines, n, -1) / scale
+        y = sampler.ask(points, rows) / scale
         orders = [float(noise_from_repeats(y, 1, order, (1, 2)).median()) for order in SETTINGS.orders]
         estimates.append((orders[1], max(orders) <= SETTINGS.agreement * min(orders)))
         length = float(((points[:, -1] - points[:, 0]).abs() / sampler.spread).amax())
@@ -178,15 +179,7 @@ def _line(sampler: Sampler, start: Tensor, power: int, generator: torch.Generato
 
 def precision_of(floor: float) -> str:
     """The arithmetic that leaves such a floor."""
-    return _named(_precision(floor))
-
-
-def _precision(floor: float) -> str:
-    return next(name for name, largest in FLOORS.items() if floor <= largest)
-
-
-def _named(precision: str) -> str:
-    return "TF32 or float16" if precision == "float16" else precision  # as coarse as each other
+    return PRECISIONS[bisect.bisect_left(FLOORS, floor)]
 
 
 def _coarsest_type(y: Tensor) -> str | None:
@@ -194,8 +187,7 @@ def _coarsest_type(y: Tensor) -> str | None:
     y = y[torch.isfinite(y) & (y != 0)]
     if len(torch.unique(y)) < SETTINGS.type_values:
         return None
-    types = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
-    return str(next(t for t in types if bool((y.to(t).double() == y).all()))).removeprefix("torch.")
+    return next(name for name in reversed(TYPES) if bool((y.to(getattr(torch, name)).double() == y).all()))
 
 
 def _lattice(y: Tensor, rounding: float) -> float | None:

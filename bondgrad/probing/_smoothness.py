@@ -1,6 +1,5 @@
 """Whether the box is smooth, has kinks, or jumps."""
 
-import itertools
 import math
 from dataclasses import dataclass
 
@@ -60,9 +59,7 @@ def measure_smoothness(sampler: Sampler, facts: Facts, generator: torch.Generato
 
     def along(t: Tensor) -> Tensor:
         """[lines, points, d_out] at parts t [lines, points] of the way, over the spread of the outputs."""
-        points = torch.lerp(near[:, None], far[:, None], t[:, :, None]).flatten(0, 1)
-        y = sampler.ask(points, rows[:lines].repeat_interleave(t.shape[1]))
-        return y.view(*t.shape, -1) / facts.output_spread
+        return sampler.ask(torch.lerp(near[:, None], far[:, None], t[:, :, None]), rows[:lines]) / facts.output_spread
 
     # Points are rounded, too, which shows where they are close together and the box is steep.
     rounded = torch.finfo(sampler.dtype).eps * (torch.maximum(near.abs(), far.abs()) / sampler.spread).norm(dim=1)
@@ -93,21 +90,17 @@ def _least_bend(facts: Facts) -> Tensor:
 
 def judge_bends(bends: Tensor, least: Tensor) -> Smoothness:
     """What the largest second differences [zooms, lines] say; those below `least` [zooms, lines] say nothing."""
-    orders, jumps = [], [0.0]
-    for line, floor in zip(bends.T.tolist(), least.T.tolist(), strict=True):
-        order = None
-        for i, (wide, close) in enumerate(itertools.pairwise(line)):
-            if wide <= floor[i]:
-                break
-            now = math.log(wide / max(close, floor[i + 1], 1e-300)) / math.log(SETTINGS.factor)
-            if close > floor[i + 1] or now >= SETTINGS.smooth:  # else it may have fallen farther than can be seen
-                order = now
-        orders += [] if order is None else [order]
-        jumps += [line[-1]] if order is not None and order < SETTINGS.kinked else []
+    floor, wide, close = least[1:], bends[:-1], bends[1:]
+    orders = (wide / torch.maximum(close, floor).clamp_min(1e-300)).log() / math.log(SETTINGS.factor)  # [zooms, lines]
+    # Where a bend is no longer seen, it may have fallen farther than can be seen.
+    told = (close > floor) | (orders >= SETTINGS.smooth)
+    told &= (wide > least[:-1]).cumprod(0).bool()
     lines = bends.shape[1]
-    if not orders:
+    by_line = {n: float(orders[told[:, n], n][-1]) for n in range(lines) if bool(told[:, n].any())}
+    if not by_line:
         hidden = bool((least[0] > SETTINGS.visible).any())
         return Smoothness("unclear" if hidden else "smooth", None, 0.0, lines)
-    roughest = min(orders)
+    roughest = min(by_line.values())
     kind = "smooth" if roughest >= SETTINGS.smooth else "kinks" if roughest >= SETTINGS.kinked else "jumps"
-    return Smoothness(kind, roughest, max(jumps), lines)
+    jumps = [float(bends[-1, n]) for n, order in by_line.items() if order < SETTINGS.kinked]
+    return Smoothness(kind, roughest, max(jumps, default=0.0), lines)

@@ -8,7 +8,7 @@ import torch
 
 from bondgrad.measuring._sampler import BudgetExceeded, Sampler
 from bondgrad.probing._facts import Facts
-from bondgrad.probing._number_format import duration, sentences
+from bondgrad.probing._number_format import duration
 
 
 @dataclass(frozen=True)
@@ -93,15 +93,11 @@ class Speed:
             return text + ". It takes one row at a time: a call with two failed."
         if largest > 1:
             text += f", {largest:,} at once {duration(slow)} ({largest / slow:,.0f} rows a second)"
-        kinds = {
-            True: ": vectorised",
-            False: ": not vectorised, the time grows with the rows",
-            None: ": large calls help, but in them the time grows with the rows",
-        }
+        growing = "large calls help, but in them" if self.vectorised is None else "not vectorised,"
+        kind = "vectorised" if self.vectorised else f"{growing} the time grows with the rows"
+        text += f": {kind}." if largest >= 8 else "."
         refused = f"It takes no more than about {self.max_rows} rows in a call: a larger one failed."
-        return sentences(
-            f"{text}{kinds[self.vectorised] if largest >= 8 else ''}.", self.max_rows is not None and refused
-        )
+        return text if self.max_rows is None else f"{text} {refused}"
 
 
 def measure_speed(sampler: Sampler, facts: Facts, generator: torch.Generator) -> Speed:
@@ -128,9 +124,6 @@ def measure_speed(sampler: Sampler, facts: Facts, generator: torch.Generator) ->
     if caller.refused is not None:
         known = caller.largest if caller.largest < caller.refused else 1
         caller.largest = min(caller.refused - 1, max(known, *batches))
-    return Speed(
-        latency=next(iter(batches.values())),
-        batches={str(n): seconds for n, seconds in batches.items()},
-        max_rows=None if caller.refused is None else caller.largest,
-        takes_single_rows=caller.smallest == 1,
-    )
+    times = {str(n): seconds for n, seconds in batches.items()}
+    most = None if caller.refused is None else caller.largest
+    return Speed(next(iter(times.values())), times, most, takes_single_rows=caller.smallest == 1)

@@ -65,7 +65,7 @@ def measure_steps(sampler: Sampler, facts: Facts, generator: torch.Generator) ->
     steps = ladder * sampler.spread[inputs, None]  # [slopes, steps]
     ends, whole = sampler.either_side(rows, inputs, steps)
     span = ends[:, :, 1] - ends[:, :, 0]  # what rounding has left of it
-    change = sampler.ask_moved(rows, inputs, ends.flatten(1)).view(*ends.shape, -1).diff(dim=2).squeeze(2)
+    change = sampler.ask_moved(rows, inputs, ends).diff(dim=2).squeeze(2)
     slopes = (change / span[:, :, None]).where((whole & (span > 0))[:, :, None], math.nan)  # [slopes, steps, d_out]
     if bool(torch.isnan(slopes).all()):
         raise MeasurementSkipped("limits or failures are in the way everywhere")
@@ -80,20 +80,11 @@ def judge_slopes(ladder: Tensor, slopes: Tensor, spread: float) -> StepLadder:
     heights = [_disagreement(one, other) for one, other in itertools.pairwise(slopes)]
     # Every step but the first and the last has two neighbours.
     error, i = min((max(pair), i) for i, pair in enumerate(itertools.pairwise(heights), 1))
-    found = error < SETTINGS.agreement
+    best, least = (float(ladder[i]), error) if error < SETTINGS.agreement else (None, None)
+    disagreement = [None if math.isinf(height) else height for height in heights]
+    changes = bool((slopes.nan_to_num(0) != 0).any())
     (low_5, high_5), (low_1, high_1) = (_plateau(ladder, heights, tolerance) for tolerance in (0.05, 0.01))
-    return StepLadder(
-        ladder=ladder.tolist(),
-        disagreement=[None if math.isinf(height) else height for height in heights],
-        low_5=low_5,
-        high_5=high_5,
-        low_1=low_1,
-        high_1=high_1,
-        best=float(ladder[i]) if found else None,
-        error=error if found else None,
-        spread=spread,
-        changes=bool((slopes.nan_to_num(0) != 0).any()),
-    )
+    return StepLadder(ladder.tolist(), disagreement, low_5, high_5, low_1, high_1, best, least, spread, changes)
 
 
 def _disagreement(one: Tensor, other: Tensor) -> float:
