@@ -26,7 +26,7 @@ from bondgrad.calling._limits import Limits
 from bondgrad.errors import BoxError, checked_seed
 from bondgrad.probing import Report, Session
 from bondgrad.probing._number_format import duration
-from bondgrad.probing._report import BATCH, STEPS
+from bondgrad.probing._report import DEFAULT_BATCH, DEFAULT_STEPS
 
 DRAWN = 256  # rows, where no sample is given
 BARS = "▁▂▃▄▅▆▇█"
@@ -158,7 +158,7 @@ def probe_command(
         plot(report, plot_file)
 
 
-def render(report: Report, batch: int = BATCH, steps: int = STEPS) -> RenderableType:
+def render(report: Report, batch: int = DEFAULT_BATCH, steps: int = DEFAULT_STEPS) -> RenderableType:
     """The report for a terminal."""
     findings = Table.grid(padding=(0, 2))
     findings.add_column(style="bold", no_wrap=True)

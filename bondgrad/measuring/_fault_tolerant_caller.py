@@ -40,8 +40,8 @@ class FaultTolerantCaller:
 
     def __init__(self, send: Send, padding: Tensor, max_rows: int | None) -> None:
         self._send, self._padding = send, padding
-        self.max_rows = max_rows
-        self.smallest, self.largest = 1, min(SETTINGS.most_rows, max_rows or SETTINGS.most_rows)
+        self.max_rows, self._most_rows = max_rows, min(SETTINGS.most_rows, max_rows or SETTINGS.most_rows)
+        self.smallest, self.largest = 1, self._most_rows
         self.refused: int | None = None  # rows of the smallest call that was too large for the box
         self.random_failures = 0  # calls, or rows, that failed and did not when they were asked again
         self.errors: Counter[str] = Counter()  # rows at which the box raised, by the type of the error
@@ -106,7 +106,7 @@ class FaultTolerantCaller:
     def count_random_failures(self, times: int) -> None:
         """So many failures were chance. What was taken for a limit of its calls before may have been no more."""
         if times > 0 and self.random_failures == 0:
-            self.refused, self.largest = None, min(SETTINGS.most_rows, self.max_rows or SETTINGS.most_rows)
+            self.refused, self.largest = None, self._most_rows
         self.random_failures += times
 
     def _in_calls(self, points: Tensor, rows: Tensor) -> Tensor:

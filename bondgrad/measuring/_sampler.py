@@ -20,7 +20,7 @@ from bondgrad.measuring._moves import one_input_moved
 from bondgrad.measuring._spread import Spread
 from bondgrad.torch_support._precision import arithmetic, autocast_dtype
 
-ROOM = 0.3  # of its spread that an input is kept away from its limits before it is moved to both sides
+LIMIT_CLEARANCE = 0.3  # of its spread that an input is kept away from its limits before it is moved to both sides
 MOST_NUMBERS = 2**21  # in the points that exist at a time: 16 MiB
 
 
@@ -156,7 +156,7 @@ class Sampler:
             [m, k, 2] the values as the box would be given them, and [m, k] whether limits are in the way of none.
         """
         low, high = self.low[inputs], self.high[inputs]
-        room = torch.minimum(ROOM * self.spread[inputs], (high - low) / 4)
+        room = torch.minimum(LIMIT_CLEARANCE * self.spread[inputs], (high - low) / 4)
         middle = self.x[rows, inputs].clamp(low + room, high - room)[:, None]
         values = torch.stack((middle - steps, middle + steps), 2)
         low, high = low[:, None, None], high[:, None, None]

@@ -3,7 +3,7 @@
 import torch
 
 from bondgrad.measuring._sampler import BudgetExceeded, Sampler
-from bondgrad.probing._facts import SEVERAL
+from bondgrad.probing._facts import SEVERAL_ROWS
 
 MOST_FAILING = 64  # rows that are tried before a box is believed not to work
 
@@ -15,7 +15,7 @@ def find_call_limits(sampler: Sampler) -> None:
         BoxError: If the box answers about no row.
     """
     caller = sampler.caller
-    together = torch.full((min(SEVERAL, caller.largest),), _answered_row(sampler))
+    together = torch.full((min(SEVERAL_ROWS, caller.largest),), _answered_row(sampler))
     if not sampler.time_rows(together) and caller.smallest == 1 and not sampler.time_rows(together[:2]):
         caller.refused, caller.largest = 2, 1
     sampler.time_rows(together[: caller.smallest])  # not the first call, which may have had to load something
@@ -41,7 +41,7 @@ def _answered_row(sampler: Sampler) -> int:
 def _answers_together(sampler: Sampler) -> bool:
     """Whether the box answers about several rows; if so, learns how few it takes, the first of them being all right."""
     caller = sampler.caller
-    several = torch.arange(min(SEVERAL, caller.largest)) % len(sampler.x)
+    several = torch.arange(min(SEVERAL_ROWS, caller.largest)) % len(sampler.x)
     if isinstance(caller.call(sampler.x[several], several, once=True), Exception):
         return False
     fewer = (n for n in (1, 2, 4) if n < len(several) and sampler.time_rows(several[:1].repeat(n)))

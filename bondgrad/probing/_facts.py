@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from bondgrad.probing._rounding import Rounding
     from bondgrad.probing._row_coupling import RowCoupling
 
-SEVERAL = 8  # rows of a call with several, where their number does not matter
+SEVERAL_ROWS = 8  # rows of a call with several, where their number does not matter
 TYPICAL_SHARE = 10  # typical rows may take one in so many of the evaluations
 
 
@@ -127,4 +127,4 @@ class Facts:
     def settle(self, sampler: Sampler) -> None:
         """Ask a box that remembers about the same few rows, so that calls to be compared have the same past."""
         if self.remembers:
-            sampler.ask_rows(self.usable[: max(SEVERAL, sampler.caller.smallest)])
+            sampler.ask_rows(self.usable[: max(SEVERAL_ROWS, sampler.caller.smallest)])

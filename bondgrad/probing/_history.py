@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bondgrad.measuring._sampler import Sampler
 from bondgrad.probing._comparison import compare, most_calls
-from bondgrad.probing._facts import SEVERAL, Facts
+from bondgrad.probing._facts import SEVERAL_ROWS, Facts
 from bondgrad.probing._number_format import percent, sentences
 
 
@@ -75,7 +75,7 @@ class DriftMonitor:
 
     def look(self, sampler: Sampler, facts: Facts) -> None:
         """Ask once more, if the budget allows."""
-        sampler.require(2 * len(self._rows) + SEVERAL, SETTINGS.spare_calls)
+        sampler.require(2 * len(self._rows) + SEVERAL_ROWS, SETTINGS.spare_calls)
         facts.settle(sampler)
         self._looks.append((sampler.evaluations, sampler.ask_rows(self._rows)))
 

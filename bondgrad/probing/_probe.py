@@ -68,8 +68,7 @@ def probe(
         >>> report.verdict.split(", ")[:3]
         ['deterministic', 'smooth', 'float32']
     """
-    settings: dict[str, Any] = {"limits": limits, "evaluator": evaluator, "budget": budget, "seconds": seconds}
-    session = Session(fn, x, context, **settings, seed=seed)
+    session = Session(fn, x, context, limits=limits, evaluator=evaluator, budget=budget, seconds=seconds, seed=seed)
     for _ in session.run():
         pass
     return session.report()
@@ -131,9 +130,7 @@ class Session:
             self._attempt("First questions", lambda: find_call_limits(sampler))
             facts = self._attempt("Typical rows", lambda: Facts.at_typical_rows(sampler))
             if facts is None or len(facts.usable) == 0:
-                asked = (
-                    "no row was asked" if facts is None else f"no finite answer at {len(facts.y)} rows that were asked"
-                )
+                asked = "no row was asked" if facts is None else f"no finite answer at {len(facts.y)} rows asked about"
                 self._left_out.append(f"all else: {asked}")
                 return
             yield from self._measure_all(facts)

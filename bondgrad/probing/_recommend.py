@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bondgrad.probing._rounding import SETTINGS, TYPES, UNITS
+from bondgrad.probing._rounding import FLOAT_TYPES, ROUNDING_UNITS, SETTINGS
 
 if TYPE_CHECKING:
     from bondgrad.probing._report import Report
@@ -31,7 +31,8 @@ def choose_noise(report: "Report") -> Argument | None:
         return None
     if rounding.largest_quantum > 0:
         return Argument("noise", f"{rounding.largest_quantum / 2:.2g}", "half a step of its quantised answers")
-    if rounding.floor > SETTINGS.coarse * max(UNITS[TYPES.index(rounding.returned)], UNITS[1]) / 2:
+    unit = ROUNDING_UNITS[max(FLOAT_TYPES.index(rounding.returned), FLOAT_TYPES.index("float32"))]
+    if rounding.floor > SETTINGS.coarse * unit / 2:
         coarse = f"it computes in {rounding.precision}, coarser than the {rounding.returned} that it returns"
         value = 2 * rounding.floor * rounding.size
         return Argument("noise", f"{value:.2g}", "it is as rough as that" if rounding.rough else coarse)

@@ -18,7 +18,7 @@ from bondgrad.probing._smoothness import Smoothness
 from bondgrad.probing._speed import Speed
 from bondgrad.probing._steps import StepLadder
 
-BATCH, STEPS = 64, 1000  # rows of a step, and steps, of the training whose cost is predicted unless told otherwise
+DEFAULT_BATCH, DEFAULT_STEPS = 64, 1000  # rows of a training step, and steps, whose cost is predicted
 TITLES = {
     "speed": "Speed",
     "randomness": "The same again",
@@ -91,11 +91,11 @@ class Report:
         found = {title: getattr(self, name) for name, title in TITLES.items()}
         return {title: result.words for title, result in found.items() if result is not None}
 
-    def cost(self, batch: int = BATCH, steps: int = STEPS) -> dict[str, Cost]:
+    def cost(self, batch: int = DEFAULT_BATCH, steps: int = DEFAULT_STEPS) -> dict[str, Cost]:
         """What training will cost, by estimator: evaluations and seconds of a step, hours in all."""
         return _cost.predict(self, batch, steps)
 
-    def as_dict(self, batch: int = BATCH, steps: int = STEPS) -> dict[str, Any]:
+    def as_dict(self, batch: int = DEFAULT_BATCH, steps: int = DEFAULT_STEPS) -> dict[str, Any]:
         """Numbers, texts and lists only, to be written as JSON; None where a number is not finite."""
         costs = {estimator: asdict(cost) for estimator, cost in self.cost(batch, steps).items()}
         everything = {
@@ -109,7 +109,7 @@ class Report:
         }
         return {name: _plain(value) for name, value in everything.items()}
 
-    def text(self, batch: int = BATCH, steps: int = STEPS) -> str:
+    def text(self, batch: int = DEFAULT_BATCH, steps: int = DEFAULT_STEPS) -> str:
         """To read, without colours."""
         lines = [f"{self.name}: {self.verdict}", "", self.about, ""]
         lines += [f"{title}: {words}" for title, words in self.words.items()]
@@ -126,7 +126,7 @@ class Report:
             f"{self.evaluations:,} evaluations in {self.calls:,} calls, {duration(self.seconds)}."
         )
 
-    def cost_words(self, batch: int = BATCH, steps: int = STEPS) -> list[str]:
+    def cost_words(self, batch: int = DEFAULT_BATCH, steps: int = DEFAULT_STEPS) -> list[str]:
         """One line per estimator."""
         return [
             f"{estimator} {cost.evaluations:,} evaluations a step"

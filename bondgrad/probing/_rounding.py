@@ -19,7 +19,7 @@ from torch import Tensor
 from bondgrad.measuring._noise import noise_from_repeats
 from bondgrad.measuring._sampler import BudgetExceeded, Sampler
 from bondgrad.probing._comparison import compare
-from bondgrad.probing._facts import SEVERAL, Facts
+from bondgrad.probing._facts import SEVERAL_ROWS, Facts
 from bondgrad.probing._number_format import sentences
 
 
@@ -41,10 +41,10 @@ class RoundingSettings:
 
 
 SETTINGS = RoundingSettings()
-TYPES = ("float64", "float32", "float16", "bfloat16")
-UNITS = (2.0**-52, 2.0**-23, 2.0**-10, 2.0**-7)  # of these types: the distance of neighbouring numbers near one
-FLOORS = (3e-12, 2e-5, 1.5e-3, 2e-2)  # the largest that each of these types leaves in a network
-PRECISIONS = ("float64", "float32", "TF32 or float16", "bfloat16", "coarser than bfloat16")  # above which floors
+FLOAT_TYPES = ("float64", "float32", "float16", "bfloat16")
+ROUNDING_UNITS = (2.0**-52, 2.0**-23, 2.0**-10, 2.0**-7)  # of these types: from one to the next larger number
+LARGEST_FLOORS = (3e-12, 2e-5, 1.5e-3, 2e-2)  # the largest that each of these types leaves in a network
+PRECISION_NAMES = ("float64", "float32", "TF32 or float16", "bfloat16", "coarser than bfloat16")  # above which floors
 
 
 @dataclass(frozen=True)
@@ -102,10 +102,10 @@ def measure_rounding(sampler: Sampler, facts: Facts, generator: torch.Generator)
     # A floor cannot be seen below noise, nor between the steps of a lattice.
     hidden = facts.noisy or any(q is not None for q in quantum)
     floor, rough = (0.0, False) if hidden else _noise_floor(sampler, facts, generator)
-    returned = TYPES[bisect.bisect_left(UNITS, facts.unit)]
+    returned = FLOAT_TYPES[bisect.bisect_left(ROUNDING_UNITS, facts.unit)]
     answers = _coarsest_type(seen) or returned
-    coarser = max(TYPES.index(answers), bisect.bisect_left(FLOORS, floor))
-    precision = PRECISIONS[TYPES.index(returned) if rough else coarser]
+    coarser = max(FLOAT_TYPES.index(answers), bisect.bisect_left(LARGEST_FLOORS, floor))
+    precision = PRECISION_NAMES[FLOAT_TYPES.index(returned) if rough else coarser]
     size = float(facts.scale.square().mean().sqrt())
     found = Rounding(floor, precision, rough, returned, answers, size, quantum)
     with contextlib.suppress(BudgetExceeded):
@@ -115,7 +115,7 @@ def measure_rounding(sampler: Sampler, facts: Facts, generator: torch.Generator)
 
 def _with_shortcut(sampler: Sampler, facts: Facts, found: Rounding, generator: torch.Generator) -> Rounding:
     """What was found, and what changes with autocast and TF32 as they are set around the probe."""
-    rows = facts.usable[: max(SEVERAL, sampler.caller.smallest)]
+    rows = facts.usable[: max(SEVERAL_ROWS, sampler.caller.smallest)]
 
     def ask(full_precision: bool) -> Tensor:
         sampler.full_precision = full_precision
@@ -179,7 +179,7 @@ def _line(sampler: Sampler, start: Tensor, power: int, generator: torch.Generato
 
 def precision_of(floor: float) -> str:
     """The arithmetic that leaves such a floor."""
-    return PRECISIONS[bisect.bisect_left(FLOORS, floor)]
+    return PRECISION_NAMES[bisect.bisect_left(LARGEST_FLOORS, floor)]
 
 
 def _coarsest_type(y: Tensor) -> str | None:
@@ -187,7 +187,7 @@ def _coarsest_type(y: Tensor) -> str | None:
     y = y[torch.isfinite(y) & (y != 0)]
     if len(torch.unique(y)) < SETTINGS.type_values:
         return None
-    return next(name for name in reversed(TYPES) if bool((y.to(getattr(torch, name)).double() == y).all()))
+    return next(name for name in reversed(FLOAT_TYPES) if bool((y.to(getattr(torch, name)).double() == y).all()))
 
 
 def _lattice(y: Tensor, rounding: float) -> float | None:
