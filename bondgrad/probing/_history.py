@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bondgrad.measuring._sampler import Sampler
-from bondgrad.probing._comparison import compare, most_calls
+from bondgrad.probing._comparison import confirmed
 from bondgrad.probing._facts import SEVERAL_ROWS, Facts
 from bondgrad.probing._number_format import percent, sentences
 
@@ -19,6 +19,7 @@ class HistorySettings:
 
     rows: int = 4  # that are asked again
     spare_calls: int = 30  # with few rows: where there is time for fewer, drift is not looked at
+    comparisons: tuple[int, ...] = (4, 2)  # of answers after other rows with answers after the same, as time allows
     certain: float = 8.0  # standard deviations of a sum of squares: far out, since noise need not be normal
 
 
@@ -95,27 +96,38 @@ class DriftMonitor:
         left = y - y.mean(0) - at * slope
         scatter = (left.square().sum(0) / (looks - 2)).nanmean(0).sqrt()  # [d_out], with what is rare but large
         noise = torch.maximum(torch.maximum(facts.noise, scatter), facts.rounding)
-        t = slope / noise * at.square().sum().sqrt()  # [r, d_out] normal numbers, if there is no drift
-        t = t.nanmean(0) if facts.shared_noise else t  # rows with the same noise count as one
-        t = t[torch.isfinite(t)]
-        drifts = float(t.square().sum() - t.numel()) > SETTINGS.certain * math.sqrt(2 * t.numel())
+        drifts = _exceeds_chance(slope / noise * at.square().sum().sqrt(), facts)
         length = float(when[-1] - when[0])
         drift = facts.relative(slope * length)
         return History(drifts, drift, drift / length, looks, remembers, change)
 
 
+def _exceeds_chance(t: Tensor, facts: Facts) -> bool:
+    """Whether the squares of t [r, d_out], NaN where unknown, sum up to more than those of normal numbers do."""
+    t = t.nanmean(0) if facts.shared_noise else t  # rows with the same noise count as one
+    t = t[torch.isfinite(t)]
+    return float(t.square().sum() - t.numel()) > SETTINGS.certain * math.sqrt(2 * t.numel())
+
+
 def measure_memory(sampler: Sampler, facts: Facts, generator: torch.Generator) -> Memory:
     """Whether rows are answered differently right after others than right after themselves."""
     rows = facts.choose(max(SETTINGS.rows, sampler.caller.smallest), generator)
-    calls = most_calls(facts, questions=2, calls=2)
-    sampler.require(calls * len(rows), calls)
+    times = next((n for n in SETTINGS.comparisons if sampler.affordable_calls >= 15 * n), SETTINGS.comparisons[-1])
+    sampler.require(8 * times * len(rows), calls=15 * times)
     # Far from the rows, so that there is something to remember.
     distance = torch.cdist(sampler.x[rows] / sampler.spread, sampler.x[facts.usable] / sampler.spread)
     others = facts.usable[distance.argmax(1)]
 
-    def after(before: Tensor) -> Tensor:
-        sampler.ask_rows(before)
-        return sampler.ask_rows(rows)
+    def compared() -> tuple[bool, float]:
+        parts = []
+        for _ in range(times):
+            _, first, second, third = (sampler.ask_rows(asked) for asked in (others, rows, rows, rows))
+            parts.append((first - second) - (second - third))  # a steady drift cancels
+        changes = torch.stack(parts)  # [times, r, d_out]
+        mean = changes.nanmean(0)
+        # Noise may be larger at some rows than at others, and some answers lie far out.
+        own = (changes - mean).square().nanmean(0).nan_to_num(0).div(times - 1).sqrt()
+        sigma = torch.maximum(torch.maximum(facts.noise * math.sqrt(6 / times), facts.rounding), own)
+        return _exceeds_chance(mean / sigma, facts), facts.relative(mean)
 
-    remembers, change = compare(sampler, facts, [lambda: after(rows), lambda: after(others)])
-    return Memory(remembers, facts.relative(change))
+    return Memory(*confirmed(facts, compared))

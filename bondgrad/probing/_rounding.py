@@ -122,7 +122,7 @@ def _with_shortcut(sampler: Sampler, facts: Facts, found: Rounding, generator: t
         return sampler.ask_rows(rows)
 
     try:
-        differ, change = compare(sampler, facts, [lambda: ask(True), lambda: ask(False)])
+        differ, change = compare(sampler, facts, [lambda: ask(True), lambda: ask(False)], len(rows))
         if not differ:
             return found
         size = float((change / torch.where(facts.scale > 0, facts.scale, 1.0)).square().mean().sqrt())

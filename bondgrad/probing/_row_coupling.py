@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from bondgrad.measuring._sampler import Sampler
-from bondgrad.probing._comparison import compare, most_calls
+from bondgrad.probing._comparison import compare
 from bondgrad.probing._facts import Facts
 from bondgrad.probing._number_format import percent
 
@@ -44,8 +44,6 @@ def measure_row_coupling(sampler: Sampler, facts: Facts, generator: torch.Genera
     if sampler.caller.largest == 1:
         return RowCoupling(False, 0.0)
     count, others = SETTINGS.rows, SETTINGS.others
-    calls = most_calls(facts, questions=3)
-    sampler.require(calls * (count + others), calls)
     watched, typical = facts.choose(count, generator), facts.choose(others, generator)
     distance = (sampler.x[facts.usable] - sampler.x.mean(0)).div(sampler.spread).square().sum(1)
     outside = facts.usable[distance.argmax()].expand(others)
@@ -55,5 +53,5 @@ def measure_row_coupling(sampler: Sampler, facts: Facts, generator: torch.Genera
         lambda: sampler.ask_rows(torch.cat((typical, watched)))[-count:],
     ]
     # Noise that goes by place is no influence.
-    matters, change = compare(sampler, facts, questions[:2] if facts.noise_by_place else questions)
+    matters, change = compare(sampler, facts, questions[:2] if facts.noise_by_place else questions, count + others)
     return RowCoupling(matters, max(map(facts.relative, change)))
