@@ -16,6 +16,11 @@ def percent(share: float) -> str:
     return f"{value:,.0f} %" if value >= 9.5 else f"{value:.2g} %"
 
 
+def applying(*texts: str | bool | None) -> list[str]:
+    """Those of the texts that apply: `condition and text` stands for each of them."""
+    return [text for text in texts if isinstance(text, str) and text]
+
+
 def sentences(*texts: str | bool | None) -> str:
     """Those of the sentences that apply, as one text."""
-    return " ".join(text for text in texts if isinstance(text, str) and text)
+    return " ".join(applying(*texts))

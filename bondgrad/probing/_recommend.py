@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from bondgrad.probing._number_format import applying
 from bondgrad.probing._rounding import FLOAT_TYPES, ROUNDING_UNITS, SETTINGS
 
 if TYPE_CHECKING:
@@ -75,28 +76,25 @@ def code(report: "Report") -> str:
 
 def warnings(report: "Report") -> list[str]:
     """What no argument can set right."""
-    random, texts = report.randomness, []
-    if report.flaky:
-        texts.append(
-            f"It fails at random: {report.flaky:,} times in {report.calls:,} calls, and not when asked again. Let it "
-            "try again by itself: a call that raises ends a training."
-        )
-    if report.is_module and random is not None and random.modules:
-        modules = " and ".join(random.modules)
-        texts.append(f"BlackBox keeps a module in eval mode, so {modules} will not be as measured here.")
-    elif report.company is not None and report.company.matters:
-        texts.append("Rows influence one another: a gradient asks about many moved rows at once, and they will mix.")
-    if random is not None and (random.generator or random.by_place) and not (random.quiet_in_eval or random.takes_seed):
-        texts.append(
-            "Its random numbers can be repeated: let it take a parameter `seed`. Both ends of a difference are then "
-            "given the same, in calls of their own, and what they draw cancels."
-        )
-    if report.history is not None and report.history.remembers:
-        texts.append("It remembers earlier questions: give it a state, or answers will depend on their order.")
+    random, history = report.randomness, report.history
+    modules = random.modules if report.is_module and random is not None else []
+    drawn = random is not None and (random.generator is not None or random.by_place)
     dead = [] if report.sensitivity is None else report.sensitivity.dead or []
-    if 0 < len(dead) < report.in_features:
-        texts.append(f"{len(dead)} inputs move nothing and cost evaluations: leave them out.")
-    return texts
+    return applying(
+        report.flaky > 0
+        and f"It fails at random: {report.flaky:,} times in {report.calls:,} calls, and not when asked again. Let it "
+        "try again by itself: a call that raises ends a training.",
+        len(modules) > 0
+        and f"BlackBox keeps a module in eval mode, so {' and '.join(modules)} will not be as measured here.",
+        (not modules and report.company is not None and report.company.matters)
+        and "Rows influence one another: a gradient asks about many moved rows at once, and they will mix.",
+        (drawn and random is not None and not random.quiet_in_eval and not random.takes_seed)
+        and "Its random numbers can be repeated: let it take a parameter `seed`. Both ends of a difference are then "
+        "given the same, in calls of their own, and what they draw cancels.",
+        (history is not None and history.remembers)
+        and "It remembers earlier questions: give it a state, or answers will depend on their order.",
+        0 < len(dead) < report.in_features and f"{len(dead)} inputs move nothing and cost evaluations: leave them out.",
+    )
 
 
 def _number_or_list(values: list[float]) -> str:

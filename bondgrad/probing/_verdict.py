@@ -1,9 +1,8 @@
 """One line that says what a box is."""
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from bondgrad.probing._number_format import duration
+from bondgrad.probing._number_format import applying, duration
 from bondgrad.probing._randomness import GENERATORS
 from bondgrad.probing._rounding import precision_of
 
@@ -15,12 +14,29 @@ SLOW_ROW = 1e-3  # seconds from which on the time of a row is mentioned
 
 def verdict(report: "Report") -> str:
     """What this box is, the most important first."""
-    parts = [_row_coupling(report), _randomness(report), *_history(report), *_shape(report), _precision(report)]
-    parts += [*_failures(report), *_speed(report)]
-    return ", ".join(filter(None, parts)) or "nothing could be found out"
+    history, ranges, steps, speed = report.history, report.ranges, report.steps, report.speed
+    constant = steps is not None and not steps.changes
+    unit = "call" if speed is not None and speed.vectorised else "row"
+    kinds = {True: "vectorised", False: "not vectorised", None: ""}
+    parts = applying(
+        _row_coupling(report),
+        _randomness(report),
+        history is not None and history.drifts and "drifts",
+        history is not None and history.remembers and "remembers earlier questions",
+        _shape(report),
+        constant and "constant",
+        not constant and ranges is not None and ranges.saturated and "saturated",
+        _precision(report),
+        report.flaky > 0 and "fails at random",
+        ranges is not None and (ranges.failing_rows > 0 or len(ranges.failures) > 0) and "fails in places",
+        speed is not None and speed.latency >= SLOW_ROW and f"takes {duration(speed.latency)} a {unit}",
+        speed is not None and (kinds[speed.vectorised] if speed.takes_many_rows else "one row at a time"),
+    )
+    return ", ".join(parts) or "nothing could be found out"
 
 
 def _row_coupling(report: "Report") -> str:
+    """Whether rows influence one another, and through what."""
     if report.company is None or not report.company.matters:
         return ""
     modules = [] if report.randomness is None else report.randomness.modules
@@ -30,6 +46,7 @@ def _row_coupling(report: "Report") -> str:
 
 
 def _randomness(report: "Report") -> str:
+    """What kind of noise there is."""
     found = report.randomness
     if found is None or found.deterministic:
         return "" if found is None or found.moving else "deterministic"
@@ -47,42 +64,17 @@ def _randomness(report: "Report") -> str:
     return f"noisy device, {noise}"
 
 
-def _history(report: "Report") -> Iterator[str]:
-    if report.history is not None:
-        yield "drifts" * report.history.drifts
-        yield "remembers earlier questions" * bool(report.history.remembers)
-
-
-def _shape(report: "Report") -> Iterator[str]:
-    if report.rounding is not None and report.rounding.quantised:
-        yield f"quantised in steps of {report.rounding.largest_quantum:.2g}"
-    elif report.rounding is not None and report.rounding.rough:
-        yield "rough"
-    elif report.smoothness is not None:
-        yield {"smooth": "smooth", "kinks": "with kinks", "jumps": "with jumps"}.get(report.smoothness.kind, "")
-    if report.steps is not None and not report.steps.changes:
-        yield "constant"
-    elif report.ranges is not None and report.ranges.saturated:
-        yield "saturated"
+def _shape(report: "Report") -> str:
+    """Whether outputs come in steps, are rough, or how smooth they are."""
+    if report.rounding is not None and (report.rounding.quantised or report.rounding.rough):
+        return f"quantised in steps of {report.rounding.largest_quantum:.2g}" if report.rounding.quantised else "rough"
+    kinds = {"smooth": "smooth", "kinks": "with kinks", "jumps": "with jumps", "unclear": ""}
+    return "" if report.smoothness is None else kinds[report.smoothness.kind]
 
 
 def _precision(report: "Report") -> str:
+    """How finely the box computes, where that can be seen."""
     found = report.rounding
     if found is None or found.quantised or (report.randomness is not None and not report.randomness.deterministic):
         return ""
     return found.precision + ("" if found.shortcut is None else f", but {precision_of(found.shortcut)} as set here")
-
-
-def _failures(report: "Report") -> Iterator[str]:
-    found = report.ranges
-    yield "fails at random" * (report.flaky > 0)
-    yield "fails in places" * (found is not None and (bool(found.failures) or found.failing_rows > 0))
-
-
-def _speed(report: "Report") -> Iterator[str]:
-    found = report.speed
-    if found is not None:
-        if found.latency >= SLOW_ROW:
-            yield f"takes {duration(found.latency)} a {'call' if found.vectorised else 'row'}"
-        kinds = {True: "vectorised", False: "not vectorised", None: ""}
-        yield kinds[found.vectorised] if found.takes_many_rows else "one row at a time"
