@@ -25,8 +25,8 @@ from bondgrad.calling._function import from_numpy
 from bondgrad.calling._limits import Limits
 from bondgrad.errors import BoxError, checked_seed
 from bondgrad.probing import Report, Session
-from bondgrad.probing._report import BATCH, STEPS
-from bondgrad.probing._words import duration
+from bondgrad.probing._number_format import duration
+from bondgrad.probing._report import DEFAULT_BATCH, DEFAULT_STEPS
 
 DRAWN = 256  # rows, where no sample is given
 BARS = "▁▂▃▄▅▆▇█"
@@ -116,7 +116,7 @@ def run_probe(session: Session, console: Console) -> Report:
         task = progress.add_task("", total=MEASUREMENTS, asked=0)
         try:
             for name in names:
-                progress.update(task, description=name, advance=1, asked=session.asker.function.evaluations)
+                progress.update(task, description=name, advance=1, asked=session.sampler.evaluations)
         except KeyboardInterrupt:
             console.print("[yellow]Interrupted:[/] what follows is what was measured until now.")
     return session.report()
@@ -158,7 +158,7 @@ def probe_command(
         plot(report, plot_file)
 
 
-def render(report: Report, batch: int = BATCH, steps: int = STEPS) -> RenderableType:
+def render(report: Report, batch: int = DEFAULT_BATCH, steps: int = DEFAULT_STEPS) -> RenderableType:
     """The report for a terminal."""
     findings = Table.grid(padding=(0, 2))
     findings.add_column(style="bold", no_wrap=True)

@@ -5,14 +5,24 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bondgrad.probing._asker import Asker, LeftOut
-from bondgrad.probing._words import percent
+from bondgrad.measuring._sampler import MeasurementSkipped, Sampler
+from bondgrad.probing._facts import Facts
+from bondgrad.probing._number_format import percent
 from bondgrad.structure import colour
 from bondgrad.structure.discovery._detect import POINTS, REPEATS, find_dependencies
 from bondgrad.structure.discovery._search_batch import ROUNDING, SearchBatch
 
-COARSE = 0.4  # the same of steps between answers
-NOISY = 0.03  # standard deviation over the spread of the outputs, beyond which too much would be missed
+
+@dataclass(frozen=True)
+class DependenceSettings:
+    """What would hide too many dependencies."""
+
+    noise: float = 0.03  # standard deviation over the spread of the outputs, of noise and of rounding
+    quantum: float = 0.4  # steps between quantised outputs, over their spread
+    answered: float = 0.5  # least share of the pattern about which anything was found out
+
+
+SETTINGS = DependenceSettings()
 
 
 @dataclass(frozen=True)
@@ -37,47 +47,46 @@ class Dependence:
         return f"Outputs depend on {percent(self.filled)} of the inputs; {self.groups} groups move together: {saving}."
 
 
-def measure_dependence(asker: Asker, generator: torch.Generator) -> Dependence:
+def measure_dependence(sampler: Sampler, facts: Facts, generator: torch.Generator) -> Dependence:
     """Move every input by itself, at some rows, as `structure.detect` does."""
-    d = asker.x.shape[1]
-    noise = float((asker.noise / asker.output_spread).square().mean().sqrt())
-    if noise > NOISY:
-        raise LeftOut(f"noise of {percent(noise)} of the spread would hide it")
-    unit = _unit(asker)  # [d_out]
-    hidden = float((unit / asker.output_spread).square().mean().sqrt())
-    if hidden > NOISY:
-        raise LeftOut(f"rounding of {percent(hidden)} of the spread would hide it")
-    step = float((asker.quantum / asker.output_spread).max())
-    if step > COARSE:
-        raise LeftOut(f"steps of {percent(step)} of the spread would hide it")
-    ends = 2 if noise > 0 else 1
-    if asker.affordable() < POINTS * (d * ends + REPEATS) + POINTS:
-        raise LeftOut
-    rows = asker.usable
-
-    def evaluate(points: Tensor, which: Tensor) -> Tensor:
-        shape = points.shape[:-1]
-        nearby = rows[which].repeat_interleave(shape[1:].numel())
-        return asker.ask(points.reshape(-1, d), nearby).view(*shape, -1)
-
-    eps = float((unit / asker.scale.clamp_min(1e-300)).max()) / ROUNDING
-    scene = SearchBatch(asker.x[rows], asker.y[rows], evaluate, asker.most, max(eps, 1e-12), eps, asker.low, asker.high)
-    found = find_dependencies(scene, generator)
-    depends = found.depends
-    if found.heard < 0.5:
-        raise LeftOut("too many points failed")
+    if facts.rows_coupled:
+        raise MeasurementSkipped("rows influence one another, so it cannot be seen")
+    unit = _rounding_deviation(facts)
+    steps = float((facts.lattice / facts.output_spread).max())
+    sizes = {"noise": facts.relative(facts.noise), "rounding": facts.relative(unit), "steps": steps}
+    for what, size in sizes.items():
+        if size > (SETTINGS.quantum if what == "steps" else SETTINGS.noise):
+            raise MeasurementSkipped(f"{what} of {percent(size)} of the spread would hide it")
+    depends = _search(sampler, facts, unit, generator)
     if not bool(depends.any()):
-        raise LeftOut("no output reacted to any input")
+        raise MeasurementSkipped("no output reacted to any input")
     groups = int(colour(depends).max()) + 1
     idle = (~depends.any(0)).nonzero().squeeze(1).tolist()
-    return Dependence(groups, d, float(depends.double().mean()), _blocks(depends, groups), idle)
+    return Dependence(groups, depends.shape[1], float(depends.double().mean()), _blocks(depends, groups), idle)
 
 
-def _unit(asker: Asker) -> Tensor:
+def _search(sampler: Sampler, facts: Facts, unit: Tensor, generator: torch.Generator) -> Tensor:
+    """[d_out, d] bool, which outputs depend on which inputs; `unit` [d_out] as `_rounding_deviation` has it."""
+    rows, d = facts.usable, sampler.x.shape[1]
+    sampler.require(POINTS * (d * (2 if facts.noisy else 1) + REPEATS + 1))
+
+    def evaluate(points: Tensor, which: Tensor) -> Tensor:
+        return sampler.ask(points, rows[which])
+
+    eps = float((unit / facts.scale.clamp_min(1e-300)).max()) / ROUNDING
+    x, y, at_once = sampler.x[rows], facts.y[rows], sampler.caller.largest
+    batch = SearchBatch(x, y, evaluate, at_once, max(eps, 1e-12), eps, sampler.low, sampler.high)
+    found = find_dependencies(batch, generator)
+    if found.heard < SETTINGS.answered:
+        raise MeasurementSkipped("too many points failed")
+    return found.depends
+
+
+def _rounding_deviation(facts: Facts) -> Tensor:
     """[d_out] standard deviation that rounding gives to the difference of two answers."""
-    if bool((asker.noise > 0).any()):  # which is measured once more, where the search goes on
-        return 2 * asker.eps * asker.scale
-    return (2 * asker.floor if asker.floor > 0 else 64 * asker.eps) * asker.scale
+    if facts.noisy:  # which is measured once more, where the search goes on
+        return facts.repeat_tolerance
+    return (2 * facts.floor if facts.floor > 0 else 64 * facts.unit) * facts.scale
 
 
 def _blocks(depends: Tensor, groups: int) -> tuple[int, int] | None:

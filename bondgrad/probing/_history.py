@@ -2,17 +2,35 @@
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from bondgrad.probing._asker import COMPANY, Asker, LeftOut
-from bondgrad.probing._words import percent
+from bondgrad.measuring._sampler import Sampler
+from bondgrad.probing._comparison import confirmed
+from bondgrad.probing._facts import SEVERAL_ROWS, Facts
+from bondgrad.probing._number_format import percent, sentences
 
-ROWS = 4
-ENOUGH = 30  # calls that must be left for other things
-TIMES = (4, 2)  # that a row is asked right after others, and right after itself, as time allows
-CERTAIN = 8.0  # standard deviations of the sum of squares
+
+@dataclass(frozen=True)
+class HistorySettings:
+    """What is asked again, and how much change is believed."""
+
+    rows: int = 4  # that are asked again
+    spare_calls: int = 30  # with few rows: where there is time for fewer, drift is not looked at
+    comparisons: tuple[int, ...] = (4, 2)  # of answers after other rows with answers after the same, as time allows
+    certain: float = 8.0  # standard deviations of a sum of squares: far out, since noise need not be normal
+
+
+SETTINGS = HistorySettings()
+
+
+class Memory(NamedTuple):
+    """Whether the call before changes an answer."""
+
+    remembers: bool
+    change: float  # over the spread of the outputs
 
 
 @dataclass(frozen=True)
@@ -29,98 +47,87 @@ class History:
     @property
     def words(self) -> str:
         """What a person wants to know."""
-        parts = []
+        drift = f"No drift over {self.looks} looks at the same rows."
         if self.looks < 3:
-            parts.append("Whether it drifts was not looked at.")
+            drift = "Whether it drifts was not looked at."
         elif self.drifts:
-            parts.append(
+            drift = (
                 f"It drifts: by {percent(self.drift)} of the spread over {self.looks} looks at the same rows. Both "
                 "ends of a central difference are asked next to each other, so slow drift does little harm."
             )
-        else:
-            parts.append(f"No drift over {self.looks} looks at the same rows.")
-        if self.remembers:
-            parts.append(
-                f"It remembers: the question before changes an answer by {percent(self.memory)} of the spread. Give "
-                "it state=, or snapshot() and restore()."
-            )
-        elif self.remembers is not None:
-            parts.append("No memory of earlier questions.")
-        return " ".join(parts)
+        remembers = (
+            f"It remembers: the question before changes an answer by {percent(self.memory)} of the spread. Give it "
+            "state=, or snapshot() and restore()."
+        )
+        forgets = self.remembers is not None and "No memory of earlier questions."
+        return sentences(drift, remembers if self.remembers else forgets)
 
 
-class Looks:
-    """Looks at the same rows, again and again between the measurements."""
+class DriftMonitor:
+    """Asks about the same rows again and again between the measurements.
 
-    def __init__(self, asker: Asker, generator: torch.Generator) -> None:
-        self._asker = asker
-        self._rows = asker.choose(max(ROWS, asker.least), generator)
-        self._when: list[float] = []  # evaluations made before each look
-        self._answers: list[Tensor] = []  # [r, d_out] each
-
-    def look(self) -> None:
-        """Once more, if the budget allows."""
-        if self._asker.affordable() >= 2 * len(self._rows) + COMPANY and self._asker.affordable_calls() >= ENOUGH:
-            self._asker.settle()
-            self._when.append(float(self._asker.function.evaluations))
-            self._answers.append(self._asker.ask(self._asker.x[self._rows], self._rows))
-
-    def judge(self, memory: tuple[bool, float] | None) -> History:
-        """What the looks say. `memory` is what `measure_memory` said."""
-        remembers, change = (None, 0.0) if memory is None else memory
-        if len(self._when) < 3:
-            return History(False, 0.0, 0.0, len(self._when), remembers, change)
-        y, when = torch.stack(self._answers), torch.tensor(self._when, dtype=torch.float64)
-        at = when - when.mean()
-        slope = (at[:, None, None] * y).sum(0) / at.square().sum()  # [r, d_out] per evaluation
-        left = y - y.mean(0) - at[:, None, None] * slope
-        scatter = (left.square().sum(0) / (len(at) - 2)).nanmean(0).sqrt()  # [d_out], with what is rare but large
-        noise = torch.maximum(torch.maximum(self._asker.noise, scatter), self._asker.rounding)
-        sigma = noise / at.square().sum().sqrt()
-        drifts = excess(slope / sigma, self._asker.shared) > CERTAIN
-        moved = (slope * (when[-1] - when[0]) / self._asker.output_spread).square().nanmean().sqrt()
-        drift = float(moved.nan_to_num(0))
-        return History(drifts, drift, drift / float(when[-1] - when[0]), len(when), remembers, change)
-
-
-def excess(t: Tensor, shared: bool) -> float:
-    """By how many of its standard deviations the sum of squares of t [r, d_out] exceeds that of normal numbers.
-
-    Where rows share their noise, they count as one.
+    Args:
+        rows: [r] of the sampler's rows.
     """
-    t = t.nanmean(0) if shared else t
+
+    def __init__(self, rows: Tensor) -> None:
+        self._rows = rows
+        self._looks: list[tuple[int, Tensor]] = []  # evaluations made before, and answers [r, d_out]
+
+    def look(self, sampler: Sampler, facts: Facts) -> None:
+        """Ask once more, if the budget allows."""
+        sampler.require(2 * len(self._rows) + SEVERAL_ROWS, SETTINGS.spare_calls)
+        facts.settle(sampler)
+        self._looks.append((sampler.evaluations, sampler.ask_rows(self._rows)))
+
+    def forget(self) -> None:
+        """Begin anew: what was seen until now came after anything, and the box remembers."""
+        self._looks.clear()
+
+    def judge(self, facts: Facts, memory: Memory | None) -> History:
+        """What the looks say of drift, together with what is known of memory."""
+        looks, (remembers, change) = len(self._looks), memory or (None, 0.0)
+        if looks < 3:
+            return History(False, 0.0, 0.0, looks, remembers, change)
+        y = torch.stack([answers for _, answers in self._looks])  # [looks, r, d_out]
+        when = torch.tensor([evaluations for evaluations, _ in self._looks], dtype=torch.float64)
+        at = (when - when.mean())[:, None, None]
+        slope = (at * y).sum(0) / at.square().sum()  # [r, d_out] per evaluation
+        left = y - y.mean(0) - at * slope
+        scatter = (left.square().sum(0) / (looks - 2)).nanmean(0).sqrt()  # [d_out], with what is rare but large
+        noise = torch.maximum(torch.maximum(facts.noise, scatter), facts.rounding)
+        drifts = _exceeds_chance(slope / noise * at.square().sum().sqrt(), facts)
+        length = float(when[-1] - when[0])
+        drift = facts.relative(slope * length)
+        return History(drifts, drift, drift / length, looks, remembers, change)
+
+
+def _exceeds_chance(t: Tensor, facts: Facts) -> bool:
+    """Whether the squares of t [r, d_out], NaN where unknown, sum up to more than those of normal numbers do."""
+    t = t.nanmean(0) if facts.shared_noise else t  # rows with the same noise count as one
     t = t[torch.isfinite(t)]
-    return float((t.square().sum() - t.numel()) / math.sqrt(2 * max(1, t.numel()))) if t.numel() else 0.0
+    return float(t.square().sum() - t.numel()) > SETTINGS.certain * math.sqrt(2 * t.numel())
 
 
-def measure_memory(asker: Asker, generator: torch.Generator) -> tuple[bool, float]:
-    """B, A, A, A, B, A, A, A, ...: is A answered differently right after B than right after A?"""
-    rows = asker.choose(2 * max(ROWS, asker.least), generator)
-    a = rows[: len(rows) // 2]
-    times = next((n for n in TIMES if asker.affordable_calls() >= 15 * n), TIMES[-1])
-    asker.require_calls(15 * times)
-    if asker.affordable() < 8 * times * len(a):
-        raise LeftOut
-    # Far from A, so that there is something to remember.
-    distance = torch.cdist(asker.x[a] / asker.spread, asker.x[asker.usable] / asker.spread)
-    b = asker.usable[distance.argmax(1)]
-    found, change = _compare(asker, a, b, times)
-    if found and bool((asker.noise > 0).any()):  # so much may come of a few bad answers: look again
-        found, change = _compare(asker, a, b, times)
-    return found, change
+def measure_memory(sampler: Sampler, facts: Facts, generator: torch.Generator) -> Memory:
+    """Whether rows are answered differently right after others than right after themselves."""
+    rows = facts.choose(max(SETTINGS.rows, sampler.caller.smallest), generator)
+    times = next((n for n in SETTINGS.comparisons if sampler.affordable_calls >= 15 * n), SETTINGS.comparisons[-1])
+    sampler.require(8 * times * len(rows), calls=15 * times)
+    # Far from the rows, so that there is something to remember.
+    distance = torch.cdist(sampler.x[rows] / sampler.spread, sampler.x[facts.usable] / sampler.spread)
+    others = facts.usable[distance.argmax(1)]
 
+    def compared() -> tuple[bool, float]:
+        parts = []
+        for _ in range(times):
+            _, first, second, third = (sampler.ask_rows(asked) for asked in (others, rows, rows, rows))
+            parts.append((first - second) - (second - third))  # a steady drift cancels
+        changes = torch.stack(parts)  # [times, r, d_out]
+        mean = changes.nanmean(0)
+        # Noise may be larger at some rows than at others, and some answers lie far out.
+        own = (changes - mean).square().nanmean(0).nan_to_num(0).div(times - 1).sqrt()
+        sigma = torch.maximum(torch.maximum(facts.noise * math.sqrt(6 / times), facts.rounding), own)
+        return _exceeds_chance(mean / sigma, facts), facts.relative(mean)
 
-def _compare(asker: Asker, a: Tensor, b: Tensor, times: int) -> tuple[bool, float]:
-    """Whether rows a [r] are answered differently right after b [r], and by how much, over the spread."""
-    parts = []
-    for _ in range(times):
-        asker.ask(asker.x[b], b)
-        after_b, second, third = (asker.ask(asker.x[a], a) for _ in range(3))
-        parts.append((after_b - second) - (second - third))  # a steady drift cancels
-    changes = torch.stack(parts)  # [times, r, d_out]
-    mean = changes.nanmean(0)
-    # Noise may be larger at some rows than at others, and some answers lie far out.
-    own = (changes - mean).square().nanmean(0).nan_to_num(0).div(times - 1).sqrt()
-    sigma = torch.maximum(torch.maximum(asker.noise * math.sqrt(6 / times), asker.rounding), own)
-    change = float((mean / asker.output_spread).square().nanmean().sqrt().nan_to_num(0))
-    return excess(mean / sigma, asker.shared) > CERTAIN, change
+    return Memory(*confirmed(facts, compared))

@@ -1,10 +1,7 @@
 """bondgrad.probe: what is this box like?"""
 
-import contextlib
 import keyword
 from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -14,27 +11,27 @@ from bondgrad.calling._function import RowFunction
 from bondgrad.calling._inputs import check_callable, check_input, context_rows
 from bondgrad.calling._limits import Limits
 from bondgrad.errors import checked_seed, positive_float, positive_int
+from bondgrad.evaluators import Evaluator
 from bondgrad.measuring._no_trace import no_trace
-from bondgrad.probing._asker import Asker, LeftOut
-from bondgrad.probing._company import measure_company
+from bondgrad.measuring._sampler import MeasurementSkipped, Sampler
+from bondgrad.probing._call_limits import find_call_limits
 from bondgrad.probing._dependence import measure_dependence
-from bondgrad.probing._history import Looks, measure_memory
-from bondgrad.probing._meeting import meet
+from bondgrad.probing._facts import Facts
+from bondgrad.probing._history import SETTINGS, DriftMonitor, measure_memory
 from bondgrad.probing._randomness import measure_randomness
 from bondgrad.probing._ranges import measure_ranges
 from bondgrad.probing._report import TITLES, Report
-from bondgrad.probing._rounding import compare_surroundings, measure_rounding
-from bondgrad.probing._sensitivity import measure_sensitivity
+from bondgrad.probing._rounding import measure_rounding
+from bondgrad.probing._row_coupling import measure_row_coupling
+from bondgrad.probing._sensitivity import confirm_dead, measure_sensitivity
 from bondgrad.probing._smoothness import measure_smoothness
 from bondgrad.probing._speed import measure_speed
 from bondgrad.probing._steps import measure_steps
-from bondgrad.torch_support._precision import all_of, arithmetic, autocast_dtype
 
 T = TypeVar("T")
-BUDGET = 20_000  # evaluations
-SECONDS = 60.0
-LEAST = 16  # evaluations without which nothing can be said
-ROWS = 256  # typical rows that are asked about
+Measurement = Callable[[Sampler, Facts, torch.Generator], T]
+LEAST_BUDGET = 16  # evaluations without which nothing can be said
+TYPICAL_ROWS = 256  # that are asked about
 
 
 def probe(
@@ -42,8 +39,9 @@ def probe(
     x: Tensor,
     *context: Tensor,
     limits: tuple[Any, Any] | None = None,
-    budget: int = BUDGET,
-    seconds: float = SECONDS,
+    evaluator: Evaluator | None = None,
+    budget: int = 20_000,
+    seconds: float = 60.0,
     seed: int = 0,
 ) -> Report:
     """Find out what a box is like, and which BlackBox it needs.
@@ -59,6 +57,8 @@ def probe(
         x: [N, d] typical rows, better some hundred than a few: ranges and spreads are taken from them.
         context: Further inputs of fn, one entry per row.
         limits: (low, high): no point outside is ever evaluated.
+        evaluator: Where rows are evaluated, in requests of no more than its `max_rows`; what is measured is then the
+            box as that evaluator serves it, its times included. None: in this process.
         budget: Most evaluations, in rows.
         seconds: Most time. One call that takes longer is not interrupted.
         seed: Of the choice of rows and lines.
@@ -68,7 +68,7 @@ def probe(
         >>> report.verdict.split(", ")[:3]
         ['deterministic', 'smooth', 'float32']
     """
-    session = Session(fn, x, context, limits=limits, budget=budget, seconds=seconds, seed=seed)
+    session = Session(fn, x, context, limits=limits, evaluator=evaluator, budget=budget, seconds=seconds, seed=seed)
     for _ in session.run():
         pass
     return session.report()
@@ -84,8 +84,9 @@ class Session:
         context: tuple[Tensor, ...] = (),
         *,
         limits: tuple[Any, Any] | None = None,
-        budget: int = BUDGET,
-        seconds: float = SECONDS,
+        evaluator: Evaluator | None = None,
+        budget: int = 20_000,
+        seconds: float = 60.0,
         seed: int = 0,
         name: str | None = None,
         module: str | None = None,
@@ -97,129 +98,99 @@ class Session:
         check_input(x, x.shape[-1] if isinstance(x, Tensor) else 0)
         if not bool(torch.isfinite(x).all()):
             raise ValueError("x must be finite: leave out rows with NaN or infinite values")
-        if positive_int("budget", budget) < LEAST:
-            raise ValueError(f"budget must be at least {LEAST} evaluations, got {budget}")
+        if positive_int("budget", budget) < LEAST_BUDGET:
+            raise ValueError(f"budget must be at least {LEAST_BUDGET} evaluations, got {budget}")
+        function = RowFunction(fn, None)
         rows = x.detach().float() if x.dtype.itemsize < 4 else x.detach()
-        rows = rows.to(RowFunction(fn, None).compute_device(rows.device))
-        self._autocast = autocast_dtype(rows)
-        self._limits = None if limits is None else Limits(limits, x.shape[1])
-        self._random = torch.Generator("cpu").manual_seed(checked_seed(seed))
-        keep = torch.randperm(len(x), generator=self._random, device="cpu")[:ROWS]
+        rows = rows.to(function.compute_device(rows.device))
+        self._generator = torch.Generator("cpu").manual_seed(checked_seed(seed))
+        chosen = torch.randperm(len(x), generator=self._generator, device="cpu")[:TYPICAL_ROWS]
         contexts = tuple(c.to(rows.device) for c in context_rows(context, x.shape[:1]))
+        bounds = None if limits is None else Limits(limits, x.shape[1])
         seconds = positive_float("seconds", seconds)
-        self.asker = Asker(fn, rows, keep, contexts, self._limits, budget, seconds)
-        self._fn, self._name, self._module = fn, name or _variable(fn), module
-        self._sample = sample or f"{len(x):,} rows given"
-        self._found: dict[str, Any] = {}
+        self.sampler = Sampler(function, rows, chosen, contexts, bounds, evaluator, budget, seconds)
+        self._known: dict[str, Any] = {
+            "name": name or _variable(fn),
+            "module": module,
+            "in_features": x.shape[1],
+            "dtype": str(rows.dtype).removeprefix("torch."),
+            "is_module": isinstance(fn, nn.Module),
+            "sample": sample or f"{len(x):,} rows given",
+            "limits": None if bounds is None else bounds.numbers(),
+            "evaluator_given": evaluator is not None,
+        }
+        self._found: dict[str, Any] = dict.fromkeys(TITLES)
         self._left_out: list[str] = []
 
     def run(self) -> Generator[str, None, None]:
         """Measure. Before each measurement its name is given, for those who watch."""
-        asker, generator = self.asker, self._random
-        with no_trace(self._fn):
+        sampler = self.sampler
+        with no_trace(sampler.function.fn):
             yield "First questions"
-            self._attempt("First questions", lambda: meet(asker))
-            self._attempt("Typical rows", asker.look)
-            if len(asker.usable) == 0:
-                asked = f"no finite answer at {asker.asked} rows that were asked" if asker.asked else "no row was asked"
+            self._attempt("First questions", lambda: find_call_limits(sampler))
+            facts = self._attempt("Typical rows", lambda: Facts.at_typical_rows(sampler))
+            if facts is None or len(facts.usable) == 0:
+                asked = "no row was asked" if facts is None else f"no finite answer at {len(facts.y)} rows asked about"
                 self._left_out.append(f"all else: {asked}")
                 return
-            with self._full():
-                looks = Looks(asker, generator)
-            measurements: dict[str, Callable[[], Any]] = {
-                "randomness": lambda: measure_randomness(asker, generator),
-                "speed": lambda: measure_speed(asker),
-                "memory": lambda: measure_memory(asker, generator),
-                "rounding": lambda: measure_rounding(asker, generator),
-                "steps": lambda: measure_steps(asker, generator),
-                "company": lambda: measure_company(asker, generator),
-                "smoothness": lambda: measure_smoothness(asker, generator),
-                "sensitivity": lambda: measure_sensitivity(asker, generator),
-                "ranges": lambda: measure_ranges(asker, generator),
-                "dependence": lambda: measure_dependence(asker, generator),
-            }
-            for name, measure in measurements.items():
-                title = TITLES.get(name, "Memory")
-                yield title
-                if name == "dependence" and self._mixed():
-                    self._left_out.append(f"{title}: rows influence one another, so it cannot be seen")
-                    continue
-                self._attempt("", looks.look)
-                self._found[name] = self._attempt(title, measure)
-                if name == "randomness" and asker.flaky and len(asker.usable) < asker.asked:  # perhaps by chance
-                    self._attempt("", asker.look)
-                if name == "memory" and self._found[name] is not None:
-                    asker.remembers = self._found[name][0]
-                    looks = Looks(asker, generator) if asker.remembers else looks  # the others came after anything
-                if name == "rounding" and self._found[name] is not None:
-                    self._compare(generator)
-            self._doubt_dead_inputs()
-            yield TITLES["history"]
-            self._attempt("", looks.look)
-            with self._full():
-                self._found["history"] = looks.judge(self._found.get("memory"))
+            yield from self._measure_all(facts)
+
+    def _measure_all(self, facts: Facts) -> Generator[str, None, None]:
+        """All measurements, the most useful first, each given what those before it have found."""
+        sampler, found = self.sampler, self._found
+        with sampler.workplace():
+            monitor = DriftMonitor(facts.choose(max(SETTINGS.rows, sampler.caller.smallest), self._generator))
+
+        def measured(name: str, measure: Measurement[T]) -> Generator[str, None, T | None]:
+            title = TITLES.get(name, name.capitalize())
+            yield title
+            self._attempt("", lambda: monitor.look(sampler, facts))
+            result = self._attempt(title, lambda: measure(sampler, facts, self._generator))
+            found.update({name: result} if name in TITLES else {})
+            return result
+
+        facts = facts.with_randomness((yield from measured("randomness", measure_randomness)))
+        if sampler.caller.random_failures and len(facts.usable) < len(facts.y):  # perhaps by chance
+            again = self._attempt("", lambda: sampler.ask_rows(torch.arange(len(facts.y))))
+            facts = facts if again is None else facts.with_answers(again)
+        yield from measured("speed", measure_speed)
+        memory = yield from measured("memory", measure_memory)
+        facts = facts.with_memory(memory)
+        if facts.remembers:
+            monitor.forget()
+        facts = facts.with_rounding((yield from measured("rounding", measure_rounding)))
+        yield from measured("steps", measure_steps)
+        facts = facts.with_row_coupling((yield from measured("company", measure_row_coupling)))
+        yield from measured("smoothness", measure_smoothness)
+        sensitivity = yield from measured("sensitivity", measure_sensitivity)
+        yield from measured("ranges", measure_ranges)
+        yield from measured("dependence", measure_dependence)
+        found["sensitivity"] = None if sensitivity is None else confirm_dead(sensitivity, found)
+        yield from measured("history", lambda _, facts, __: monitor.judge(facts, memory))
 
     def report(self) -> Report:
         """What is known by now."""
-        asker, function = self.asker, self.asker.function
+        sampler = self.sampler
         return Report(
-            name=self._name,
-            module=self._module,
-            in_features=asker.x.shape[1],
-            out_features=asker.y.shape[1],
-            dtype=str(asker.dtype).removeprefix("torch."),
-            is_module=isinstance(self._fn, nn.Module),
-            sample=self._sample,
-            limits=None if self._limits is None else self._limits.numbers(),
-            flaky=asker.flaky,
+            **self._known,
+            **self._found,
+            out_features=sampler.caller.out_features,
+            flaky=sampler.caller.random_failures,
             left_out=list(self._left_out),
-            evaluations=function.evaluations,
-            calls=function.calls,
-            seconds=asker.elapsed,
-            **{name: self._found.get(name) for name in TITLES},
+            evaluations=sampler.evaluations,
+            calls=sampler.calls,
+            seconds=sampler.elapsed,
         )
 
     def _attempt(self, title: str, measure: Callable[[], T]) -> T | None:
-        """What is measured, in full precision; None, and a note, if the budget does not reach. No title: no note."""
-        before, unspent = self.asker.affordable(), self.asker.budget - self.asker.function.evaluations
+        """What is measured; None, and a note, if the measurement is skipped. Without a title there is no note."""
         try:
-            with self._full():
+            with self.sampler.workplace():
                 return measure()
-        except LeftOut as reason:
+        except MeasurementSkipped as reason:
             if title:
-                why = "in the time left" if before < unspent or self.asker.time_left() <= 0 else "of the budget"
-                text = str(reason) or f"the {before:,} evaluations {why} do not reach"
-                self._left_out.append(f"{title}: {text}")
+                self._left_out.append(f"{title}: {reason}")
             return None
-
-    def _full(self) -> AbstractContextManager[Any]:
-        return all_of([arithmetic(True, self.asker.device, None), self.asker.workplace()])
-
-    def _compare(self, generator: torch.Generator) -> None:
-        """Once more with autocast and TF32 as they are set around the probe."""
-        around = arithmetic(False, self.asker.device, self._autocast)
-        with contextlib.suppress(LeftOut), around, self.asker.workplace():
-            self._found["rounding"] = compare_surroundings(self.asker, self._found["rounding"], self._full(), generator)
-
-    def _doubt_dead_inputs(self) -> None:
-        """Call inputs dead only if nothing else speaks against it: coarse outputs may react elsewhere."""
-        found, others = self._found.get("sensitivity"), self._found
-        if found is None or not found.dead:
-            return
-        dead = set(found.dead)
-        if others.get("ranges") is not None:
-            dead -= set(others["ranges"].moving)
-        if others.get("dependence") is not None:
-            dead &= set(others["dependence"].idle)
-        jumps = others.get("smoothness") is not None and others["smoothness"].kind == "jumps"
-        steps = others.get("rounding") is not None and others["rounding"].quantised
-        flat = others.get("ranges") is not None and others["ranges"].saturated
-        coarse = jumps or steps or flat
-        self._found["sensitivity"] = replace(found, dead=None if coarse else sorted(dead))
-
-    def _mixed(self) -> bool:
-        """Whether rows influence one another."""
-        return self._found.get("company") is not None and bool(self._found["company"].matters)
 
 
 def _variable(fn: Callable[..., Any]) -> str:

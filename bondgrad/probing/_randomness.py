@@ -2,22 +2,33 @@
 
 import contextlib
 import math
-from dataclasses import dataclass
-from typing import Any
+from collections import Counter
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from bondgrad.calling._modules import in_eval_mode
-from bondgrad.errors import BoxError
 from bondgrad.measuring._no_trace import RandomStates
-from bondgrad.probing._asker import Asker, LeftOut
-from bondgrad.probing._words import percent
+from bondgrad.measuring._noise import noise_from_repeats
+from bondgrad.measuring._sampler import BudgetExceeded, Sampler
+from bondgrad.probing._facts import Facts
+from bondgrad.probing._number_format import percent, sentences
 
-ROWS, REPEATS = 16, 16
-NOISIEST = 4  # rows at which the source is looked for
-CHECKS = 4  # of the source of random numbers
-OWNERS = {"torch": "torch's generator", "numpy": "numpy's global generator", "python": "Python's random module"}
+GENERATORS = {"torch": "torch's generator", "numpy": "numpy's global generator", "python": "Python's random module"}
+
+
+@dataclass(frozen=True)
+class RandomnessSettings:
+    """How often what is asked again."""
+
+    rows: int = 16  # that are asked again and again; times the repeats, enough for a deviation within a tenth
+    repeats: int = 16
+    noisiest: int = 4  # rows at which the source of the noise is looked for
+    checks: int = 4  # of a source of random numbers, of which one may agree by chance: noise may be rare
+
+
+SETTINGS = RandomnessSettings()
 
 
 @dataclass(frozen=True)
@@ -28,15 +39,16 @@ class Randomness:
     exact: bool  # to the last bit
     moving: bool  # without noise, but in one direction: see History
     std: list[float]  # of every output
+    largest: list[float]  # of every output: deviation from the mean that was seen
     half_width: list[float]  # of every output: 95 of 100 answers lie no farther from their mean
     relative: float  # standard deviation over the spread of the outputs, root mean square
     within_a_call: bool  # whether the same row twice in a call gets two answers
     by_place: bool  # whether these two answers are the same in every call
-    generator: str | None  # the global random numbers that it draws from: "torch", "numpy", "python"
-    takes_seed: bool  # a keyword `seed` makes it repeat itself
     modules: list[str]  # that are random or look at the whole batch, in training mode
-    quiet_in_eval: bool | None  # a module: whether it repeats itself in eval mode. None: not tried
     repeats: int
+    generator: str | None = None  # the global random numbers that it draws from: "torch", "numpy", "python"
+    takes_seed: bool = False  # a keyword `seed` makes it repeat itself
+    quiet_in_eval: bool | None = None  # a module: whether it repeats itself in eval mode. None: not tried
 
     @property
     def noise(self) -> float:
@@ -51,172 +63,134 @@ class Randomness:
     @property
     def words(self) -> str:
         """What a person wants to know."""
+        if self.deterministic and self.moving:
+            return "Asked again, its answers have no noise, but move on steadily."
         if self.deterministic:
-            if self.moving:
-                return "Asked again, its answers have no noise, but move on steadily."
-            same = "to the last bit" if self.exact else "up to rounding"
-            return f"Asked again, it gives the same answers {same}."
-        text = f"Random: 95 of 100 answers lie within ±{self.noise:.2g} ({percent(self.relative)} of the spread, "
-        text += f"standard deviation {max(self.std):.2g} at most)."
-        if self.by_place:
-            text += " The same noise comes in every call, by place in the call: as if its seed were reset in each."
-        elif not self.within_a_call:
-            text += " All rows of a call share the same noise."
+            return f"Asked again, it gives the same answers {'to the last bit' if self.exact else 'up to rounding'}."
         if self.takes_seed:
-            text += " It takes a seed: two calls with the same one agree."
+            source = "It takes a seed: two calls with the same one agree."
         elif self.generator is not None:
-            text += f" It draws from {OWNERS[self.generator]}: reset that, and it repeats itself."
-        elif not self.by_place:
-            text += " No global random numbers were found behind it: a device, or a generator of its own."
-        if self.modules:
-            text += f" In training mode: {', '.join(self.modules)}."
-        if self.quiet_in_eval:
-            text += " In eval mode, in which BlackBox keeps a module, it repeats itself."
-        return text
+            source = f"It draws from {GENERATORS[self.generator]}: reset that, and it repeats itself."
+        else:
+            source = "No global random numbers were found behind it: a device, or a generator of its own."
+        reseeded = "The same noise comes in every call, by place in the call: as if its seed were reset in each."
+        return sentences(
+            f"Random: 95 of 100 answers lie within ±{self.noise:.2g} ({percent(self.relative)} of the spread, "
+            f"standard deviation {max(self.std):.2g} at most).",
+            reseeded if self.by_place else not self.within_a_call and "All rows of a call share the same noise.",
+            (self.repeatable or not self.by_place) and source,
+            bool(self.modules) and f"In training mode: {', '.join(self.modules)}.",
+            self.quiet_in_eval and "In eval mode, in which BlackBox keeps a module, it repeats itself.",
+        )
 
 
-def measure_randomness(asker: Asker, generator: torch.Generator) -> Randomness:
+def measure_randomness(sampler: Sampler, facts: Facts, generator: torch.Generator) -> Randomness:
     """Ask some rows again and again; if the answers differ, look for the source."""
-    repeats = max(3, min(REPEATS, asker.affordable() // 20, asker.affordable_calls() // 8))
-    rows = asker.choose(min(ROWS, max(1, asker.affordable() // 100)), generator)
-    if asker.least > len(rows):
-        rows = rows.repeat(asker.least)
-    x = asker.x[rows]
-    asker.ask(x, rows)  # whatever was asked before, from here on the question before is the same
-    again = torch.stack([asker.ask(x, rows) for _ in range(repeats)], 1)  # [r, repeats, d_out]
-    together = again
-    if asker.most > 1:
-        together = asker.ask(x.repeat_interleave(repeats, 0), rows.repeat_interleave(repeats)).view_as(again)
+    caller = sampler.caller
+    repeats = max(3, min(SETTINGS.repeats, sampler.affordable // 20, sampler.affordable_calls // 8))
+    count = min(SETTINGS.rows, max(1, sampler.affordable // 100))
+    rows = facts.choose(max(count, caller.smallest), generator)
+    sampler.ask_rows(rows)  # whatever was asked before, from here on the question before is the same
+    again = torch.stack([sampler.ask_rows(rows) for _ in range(repeats)], 1)  # [r, repeats, d_out], in several calls
+    together = again  # [r, repeats, d_out], in one
+    if caller.largest > 1:
+        together = sampler.ask_rows(rows.repeat_interleave(repeats)).view_as(again)
     failed = ~torch.isfinite(torch.stack((again, together))).all(3)  # [2, r, repeats]
-    asker.doubt(int(failed[:, ~failed.all(2).all(0)].sum()))
-    _learn_noise(asker, again, together)
-    noise, rounding = asker.noise, asker.rounding
-    deterministic = not bool((noise > 0).any())
-    fn = asker.function.fn
-    found: dict[str, Any] = {"generator": None, "takes_seed": False, "quiet_in_eval": None}
-    names = restless(fn)
-    with contextlib.suppress(LeftOut):  # the noise is worth more than its source
-        if names and isinstance(fn, nn.Module):
-            with in_eval_mode(fn):
-                one, other = asker.ask(x, rows), asker.ask(x, rows)
-            found["quiet_in_eval"] = same(one, other, exactly(asker))
-        if not deterministic:
-            by_row = torch.stack([(deviation(again[[i]]) / asker.output_spread).norm() for i in range(len(rows))])
-            noisiest = by_row.topk(min(len(rows), max(NOISIEST, asker.least))).indices
-            x, rows = x[noisiest], rows[noisiest]
-            found["takes_seed"] = _takes_seed(asker, x, rows)
-            many = repeats if asker.most > 1 else 1
-            if not asker.by_place:
-                found["generator"] = _find_generator(asker, x.repeat(many, 1), rows.repeat(many))
-    half = torch.maximum(_half_width(again), _half_width(together))
-    half = torch.where(half > 0, half, 2 * noise)  # of noise that is nearly always absent
-    still = (again - again[:, :1]).nan_to_num(0)
+    caller.count_random_failures(int(failed[:, ~failed.all(2).all(0)].sum()))
+    found = _judge_repeats(facts, again, together, stochastic_modules(sampler.function.fn))
+    with contextlib.suppress(BudgetExceeded):  # the noise is worth more than its source
+        found = replace(found, quiet_in_eval=_quiet_in_eval(sampler, facts, rows) if found.modules else None)
+        if not found.deterministic:
+            by_row = noise_from_repeats(again, 1, 2, (1,)).div(facts.output_spread).norm(dim=1)
+            rows = rows[by_row.topk(min(len(rows), max(SETTINGS.noisiest, caller.smallest))).indices]
+            found = replace(found, takes_seed=_takes_seed(sampler, facts, rows))
+        if not found.deterministic and not found.by_place:
+            rows = rows.repeat(repeats if caller.largest > 1 else 1)
+            repeating = (name for name in GENERATORS if _repeats_itself(sampler, facts, rows, name))
+            found = replace(found, generator=next(repeating, None))
+    return found
+
+
+def _judge_repeats(facts: Facts, again: Tensor, together: Tensor, modules: list[str]) -> Randomness:
+    """What answers [r, repeats, d_out] to the same questions, in several calls and in one, say of the noise.
+
+    The same calls agree to the last bits but for noise. Within a call rounding may go by place. Deviations are taken
+    from second differences, which a steady drift does not change.
+    """
+    unit, repeats, both = facts.repeat_tolerance, again.shape[1], torch.stack((again, together))
+    between, within = (noise_from_repeats(y, 1, 2, (0, 1)) for y in both)  # [d_out]
+    random, placed = between > unit, (between <= unit) & (within > facts.rounding)
+    std = torch.where(random | placed, torch.maximum(between, within), 0.0)
+    largest = (both - both.nanmean(2, keepdim=True)).abs().nan_to_num(0).amax((0, 1, 2))
+    off = (both - both.nanmedian(2, keepdim=True).values).abs() * math.sqrt(repeats / (repeats - 1))  # it follows them
+    half = off.flatten(1, 2).nanquantile(0.95, dim=1).nan_to_num(0).amax(0)
+    half = torch.where(half > 0, half, 2 * std)  # of noise that is nearly always absent
+    shared = together is not again and bool(random.any() & (within <= torch.maximum(unit, between / 10)).all())
+    still, steady = (again - again[:, :1]).nan_to_num(0), not bool((std > 0).any())
     return Randomness(
-        deterministic=deterministic,
+        deterministic=steady,
         exact=not bool((still != 0).any()),
-        moving=deterministic and not bool((still[:, -1].abs() <= rounding).all()),
-        std=noise.tolist(),
-        half_width=torch.where(noise > 0, half, 0.0).tolist(),
-        relative=float((noise / asker.output_spread).square().mean().sqrt()),
-        within_a_call=not asker.shared,
-        by_place=asker.by_place,
-        modules=names,
+        moving=steady and not bool((still[:, -1].abs() <= facts.rounding).all()),
+        std=std.tolist(),
+        largest=torch.where(std > 0, largest, 0.0).tolist(),
+        half_width=torch.where(std > 0, half, 0.0).tolist(),
+        relative=facts.relative(std),
+        within_a_call=not shared,
+        by_place=bool(placed.any()) and not bool(random.any()),
+        modules=modules,
         repeats=repeats,
-        **found,
     )
 
 
-def _learn_noise(asker: Asker, again: Tensor, together: Tensor) -> None:
-    """What answers [r, repeats, d_out] to the same questions, in several calls and in one, say of the noise.
-
-    The same calls agree to the last bits but for noise. Within a call rounding may go by place.
-    """
-    unit, rounding = exactly(asker), asker.rounding
-    between, within = deviation(again), deviation(together)
-    random, placed = between > unit, (between <= unit) & (within > rounding)
-    far = torch.stack([(t - t.nanmean(1, keepdim=True)).abs().nan_to_num(0).amax((0, 1)) for t in (again, together)])
-    asker.shared = asker.most > 1 and bool(random.any()) and bool((within <= torch.maximum(unit, between / 10)).all())
-    asker.by_place = bool(placed.any()) and not bool(random.any())
-    asker.noise = torch.where(random | placed, torch.maximum(between, within), 0.0)
-    asker.largest = torch.where(random | placed, far.amax(0), 0.0)
+def _agree(facts: Facts, one: Tensor, other: Tensor) -> bool:
+    """Whether answers [n, d_out] of the same call came, and agree up to what calls without noise may differ by."""
+    return bool(((one - other).abs() <= facts.repeat_tolerance).all())
 
 
-def deviation(answers: Tensor) -> Tensor:
-    """[d_out] standard deviation of answers [r, repeats, d_out] to the same questions, one after the other.
-
-    From second differences, which a steady drift does not change.
-    """
-    second = answers.diff(dim=1).diff(dim=1)
-    return second.square().nanmean((0, 1)).nan_to_num(0).div(6).sqrt()
+def _quiet_in_eval(sampler: Sampler, facts: Facts, rows: Tensor) -> bool:
+    """Whether a module repeats itself in eval mode."""
+    with in_eval_mode(sampler.function.fn):
+        return _agree(facts, sampler.ask_rows(rows), sampler.ask_rows(rows))
 
 
-def _half_width(answers: Tensor) -> Tensor:
-    """[d_out] half of the range in which 95 of 100 answers [r, repeats, d_out] lie."""
-    k = answers.shape[1]
-    off = (answers - answers.nanmedian(1, keepdim=True).values) * math.sqrt(
-        k / (k - 1)
-    )  # the middle follows the answers
-    return off.abs().flatten(0, 1).nanquantile(0.95, dim=0).nan_to_num(0)
+def _takes_seed(sampler: Sampler, facts: Facts, rows: Tensor) -> bool:
+    """Whether fn has a parameter `seed`, and repeats itself when it is given the same."""
+    try:
+        sampler.seed = 0
+        known = sampler.function.seed_position is not None
+        return known and _agree(facts, sampler.ask_rows(rows), sampler.ask_rows(rows))
+    finally:
+        sampler.seed = None
 
 
-def exactly(asker: Asker) -> Tensor:
-    """[d_out] by how much answers to the same call may differ without noise."""
-    return 2 * asker.eps * asker.scale
-
-
-def same(one: Tensor, other: Tensor, rounding: Tensor) -> bool:
-    """Whether answers [n, d_out] agree up to rounding [d_out]."""
-    return bool(((one - other).abs().nan_to_num(0) <= rounding).all())
-
-
-def _find_generator(asker: Asker, x: Tensor, rows: Tensor) -> str | None:
-    """The global random numbers that have to be reset for the box to repeat itself, and only if they are."""
-    return next((name for name in OWNERS if _repeats_itself(asker, x, rows, name)), None)
-
-
-def _repeats_itself(asker: Asker, x: Tensor, rows: Tensor, name: str) -> bool:
+def _repeats_itself(sampler: Sampler, facts: Facts, rows: Tensor, name: str) -> bool:
     """Whether it does whenever those random numbers are reset, and hardly ever otherwise: noise may be rare."""
     differed = 0
-    for _ in range(CHECKS):
+    for _ in range(SETTINGS.checks):
         before = RandomStates()
-        one = asker.ask(x, rows)
+        one = sampler.ask_rows(rows)
         before.restore(name)
-        other, control = asker.ask(x, rows), asker.ask(x, rows)
-        if not same(one, other, exactly(asker)):
+        other, control = sampler.ask_rows(rows), sampler.ask_rows(rows)
+        if not _agree(facts, one, other):
             return False
-        differed += not same(one, control, exactly(asker))
-    return differed >= CHECKS - 1
+        differed += not _agree(facts, one, control)
+    return differed >= SETTINGS.checks - 1
 
 
-def _takes_seed(asker: Asker, x: Tensor, rows: Tensor) -> bool:
-    """Whether fn has a parameter `seed`, and repeats itself when it is given the same."""
-    if asker.function.seed_position is None:
-        return False
-    x, rows = x[: asker.most], rows[: asker.most]
-    asker.seed = 0
-    try:
-        return same(asker.call(x, rows), asker.call(x, rows), exactly(asker))
-    except BoxError:
-        return False
-    finally:
-        asker.seed = None
-
-
-def restless(fn: object) -> list[str]:
+def stochastic_modules(fn: object) -> list[str]:
     """The parts of a module that are random, or mix the rows of a batch, in training mode: in words."""
-    counts: dict[str, int] = {}
-    for module in fn.modules() if isinstance(fn, nn.Module) else ():
-        if not module.training:
-            continue
-        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
-            name = f"dropout (p = {module.p:g})"
-        elif isinstance(module, nn.modules.batchnorm._BatchNorm):
-            name = "batch normalisation"
-        elif isinstance(module, nn.RReLU):
-            name = "randomised ReLU"
-        elif isinstance(module, (nn.RNNBase, nn.MultiheadAttention)) and module.dropout:
-            name = "dropout inside " + type(module).__name__
-        else:
-            continue
-        counts[name] = counts.get(name, 0) + 1
-    return [name if n == 1 else f"{n} layers of {name}" for name, n in counts.items()]
+    modules = fn.modules() if isinstance(fn, nn.Module) else ()
+    counts = Counter(_stochastic_kind(module) for module in modules if module.training)
+    return [name if n == 1 else f"{n} layers of {name}" for name, n in counts.items() if name]
+
+
+def _stochastic_kind(module: nn.Module) -> str:
+    """What is random in a module by itself, or mixes the rows of a batch; empty: nothing."""
+    if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+        return f"dropout (p = {module.p:g})"
+    if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        return "batch normalisation"
+    if isinstance(module, nn.RReLU):
+        return "randomised ReLU"
+    inside = isinstance(module, (nn.RNNBase, nn.MultiheadAttention)) and module.dropout
+    return "dropout inside " + type(module).__name__ if inside else ""

@@ -7,17 +7,25 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bondgrad.probing._asker import Asker, LeftOut
-from bondgrad.probing._words import percent
+from bondgrad.measuring._sampler import BudgetExceeded, Sampler
+from bondgrad.probing._facts import Facts
+from bondgrad.probing._number_format import percent, sentences
 
-ROWS = 2
-POINTS = (17, 9, 5)  # of a sweep, as the budget allows
-BEYOND = 0.1  # of the range of x, on both sides, within the limits
-SHARE = 0.3  # of what is left
-BISECTIONS = 10
-HARDLY = 1e-3  # of the largest change
-SATURATED = 0.6  # of the range
-NUMBERS = 2**21  # in points that exist at a time
+
+@dataclass(frozen=True)
+class RangeSettings:
+    """How inputs are swept, and what is concluded from that."""
+
+    rows: int = 2  # at which every input is swept
+    points: tuple[int, ...] = (17, 9, 5)  # of a sweep, as the budget allows
+    beyond: float = 0.1  # of the range of the typical rows, on both sides, within the limits
+    share: float = 0.3  # of the evaluations left: the search for structure comes after it
+    halvings: int = 10  # of the distance between two points, to find where it begins to fail: a thousandth of it
+    hardly: float = 1e-3  # of the largest change: smaller ones count as none
+    saturated: float = 0.6  # of the range without change: then the box is saturated
+
+
+SETTINGS = RangeSettings()
 
 
 @dataclass(frozen=True)
@@ -32,13 +40,10 @@ class Failure:
     @property
     def words(self) -> str:
         """For the list of failures."""
-        if self.low is None and self.high is None:
-            return f"input {self.input} anywhere: {self.how}"
-        if self.low is None:
-            return f"input {self.input} below {self.high:.3g}: {self.how}"
-        if self.high is None:
-            return f"input {self.input} above {self.low:.3g}: {self.how}"
-        return f"input {self.input} from {self.low:.3g} to {self.high:.3g}: {self.how}"
+        low, high = (None if end is None else f"{end:.3g}" for end in (self.low, self.high))
+        inside = f"from {low} to {high}" if low else "anywhere"
+        where = inside if (low is None) == (high is None) else f"above {low}" if low else f"below {high}"
+        return f"input {self.input} {where}: {self.how}"
 
 
 @dataclass(frozen=True)
@@ -54,122 +59,87 @@ class Ranges:
     @property
     def saturated(self) -> bool:
         """Whether most of the range is flat."""
-        return self.flat > SATURATED
+        return self.flat > SETTINGS.saturated
 
     @property
     def words(self) -> str:
         """What a person wants to know."""
-        parts = []
-        if self.failing_rows > 0:
-            parts.append(f"It fails at {percent(self.failing_rows)} of the typical rows.")
-        if self.failures:
-            parts.append(
-                f"It fails at {'; '.join(f.words for f in self.failures[:8])}{'; ...' * (len(self.failures) > 8)}."
-            )
-        elif self.inputs:
-            parts.append("It answered over the whole range of the inputs.")
-        if self.saturated:
-            parts.append(f"Saturated: over {percent(self.flat)} of the range its outputs hardly change.")
-        return " ".join(parts)
+        places = "; ".join(f.words for f in self.failures[:8]) + "; ..." * (len(self.failures) > 8)
+        return sentences(
+            self.failing_rows > 0 and f"It fails at {percent(self.failing_rows)} of the typical rows.",
+            f"It fails at {places}." if places else "It answered over the whole range of the inputs.",
+            self.saturated and f"Saturated: over {percent(self.flat)} of the range its outputs hardly change.",
+        )
 
 
-def measure_ranges(asker: Asker, generator: torch.Generator) -> Ranges:
+def measure_ranges(sampler: Sampler, facts: Facts, generator: torch.Generator) -> Ranges:
     """Sweep every input by itself, from a little below to a little above what is typical of it."""
-    failing = 1 - len(asker.usable) / max(1, asker.asked)
-    d = asker.x.shape[1]
-    allowed = int(SHARE * asker.affordable())
-    points = next((p for p in POINTS if p * d * ROWS <= allowed), POINTS[-1])
-    inputs = torch.randperm(d, generator=generator)[: allowed // (points * ROWS)].sort().values
-    if len(inputs) == 0:
-        raise LeftOut
-    rows = asker.choose(ROWS, generator)
-    low, high = _ends(asker)
-    noise = torch.maximum(6 * math.sqrt(2) * asker.noise, asker.rounding) / asker.output_spread  # [d_out]
-    failures, flat, largest = [], [], []
-    for some in torch.split(inputs, max(1, NUMBERS // (ROWS * points * d))):
-        values = torch.stack([torch.linspace(low[i], high[i], points, dtype=torch.float64) for i in some.tolist()])
-        y = _sweep(asker, rows, some, values)  # [n, ROWS, points, d_out]
-        for i, line, found in zip(some.tolist(), values, y, strict=True):
-            broken = ~torch.isfinite(found).all(2).all(0)  # [points]
-            failures += _intervals(asker, rows, i, line, broken, found) if bool(broken.any()) else []
-        change = y.diff(dim=2).abs() / asker.output_spread
-        change = torch.where(torch.isfinite(change), change, math.nan)
-        # A bad answer makes two large changes.
-        ordered = change.nan_to_num(0).flatten(1, 2).sort(1, descending=True).values  # [n, changes, d_out]
-        largest.append(ordered[:, 2 if bool((asker.noise > 0).any()) else 0])
-        flat.append(_still(change, largest[-1], noise))
-    moves = torch.cat(largest) > noise
-    return Ranges(
-        failures, failing, _flat(torch.cat(flat), torch.cat(largest), noise), len(inputs), inputs[moves.any(1)].tolist()
-    )
+    d, allowed = sampler.x.shape[1], int(SETTINGS.share * sampler.affordable)
+    points = next((p for p in SETTINGS.points if p * d * SETTINGS.rows <= allowed), SETTINGS.points[-1])
+    count = sampler.affordable_count(d, points * SETTINGS.rows, SETTINGS.share)
+    inputs = torch.randperm(d, generator=generator)[:count].sort().values
+    rows = facts.choose(SETTINGS.rows, generator)
+    low, high = sampler.lowest, sampler.highest
+    room = torch.where(high > low, SETTINGS.beyond * (high - low), sampler.spread)
+    low, high = torch.maximum(low - room, sampler.low)[inputs], torch.minimum(high + room, sampler.high)[inputs]
+    values = torch.lerp(low[:, None], high[:, None], torch.linspace(0, 1, points, dtype=torch.float64))  # [n, points]
+    y = _sweep(sampler, rows, inputs, values)  # [n, rows, points, d_out]
+    broken = ~torch.isfinite(y).all(3).all(1)  # [n, points]
+    failures = []
+    for n in broken.any(1).nonzero().squeeze(1).tolist():
+        failures += _failures(sampler, rows, inputs[n : n + 1], values[n], broken[n], y[n])
+    noise = torch.maximum(6 * math.sqrt(2) * facts.noise, facts.rounding) / facts.output_spread  # [d_out]
+    change = y.diff(dim=2).abs() / facts.output_spread
+    change = torch.where(torch.isfinite(change), change, math.nan).flatten(1, 2)  # [n, changes, d_out]
+    # A bad answer makes two large changes.
+    largest = change.nan_to_num(0).sort(1, descending=True).values[:, 2 if facts.noisy else 0]  # [n, d_out]
+    failing_rows, moving = 1 - len(facts.usable) / len(facts.y), inputs[(largest > noise).any(1)].tolist()
+    return Ranges(failures, failing_rows, _flat(change, largest, noise), count, moving)
 
 
-def _ends(asker: Asker) -> tuple[Tensor, Tensor]:
-    """[d] each: where sweeps begin and end."""
-    low, high = asker.lowest, asker.highest
-    room = torch.where(high > low, BEYOND * (high - low), asker.spread)
-    low, high = low - room, high + room
-    if asker.low is not None and asker.high is not None:
-        low, high = torch.maximum(low, asker.low), torch.minimum(high, asker.high)
-    return low, high
-
-
-def _sweep(asker: Asker, rows: Tensor, inputs: Tensor, values: Tensor) -> Tensor:
+def _sweep(sampler: Sampler, rows: Tensor, inputs: Tensor, values: Tensor) -> Tensor:
     """[n, rows, points, d_out] with each of inputs [n] by itself at each of its values [n, points]."""
-    (n, count), d = values.shape, asker.x.shape[1]
-    points = asker.x[rows][:, None].repeat(n, 1, count, 1)  # [n, rows, points, d]
-    points[torch.arange(n), :, :, inputs] = values[:, None].expand(-1, len(rows), -1)
-    y = asker.ask(points.view(-1, d), rows.repeat_interleave(count).repeat(n))
-    return y.view(n, len(rows), count, -1)
+    n, r = len(inputs), len(rows)
+    y = sampler.ask_moved(rows.repeat(n), inputs.repeat_interleave(r), values.repeat_interleave(r, 0))
+    return y.view(n, r, *y.shape[1:])
 
 
-def _still(change: Tensor, largest: Tensor, noise: Tensor) -> Tensor:
-    """[n, d_out] the fraction of changes [n, rows, steps, d_out] that are small beside the largest [n, d_out]."""
-    small = (change <= torch.maximum(HARDLY * largest, noise)[:, None, None]).double().sum((1, 2))
-    return small / torch.isfinite(change).sum((1, 2)).clamp_min(1)
+def _flat(change: Tensor, largest: Tensor, noise: Tensor) -> float:
+    """The share of changes [n, changes, d_out] that are small beside the largest [n, d_out].
 
-
-def _flat(still: Tensor, largest: Tensor, noise: Tensor) -> float:
-    """Median over the inputs of the fraction [inputs, d_out], mean over the outputs that each of them moves."""
-    matter = (largest > HARDLY * largest.amax(0)) & (largest > 10 * noise)  # among noise, nothing can be said
+    It is the median over the inputs of the mean over the outputs that each of them moves.
+    """
+    small = (change <= torch.maximum(SETTINGS.hardly * largest, noise)[:, None]).double().sum(1)
+    still = small / torch.isfinite(change).sum(1).clamp_min(1)  # [n, d_out]
+    matter = (largest > SETTINGS.hardly * largest.amax(0)) & (largest > 10 * noise)  # among noise, nothing can be said
     moves = matter.any(1)
-    if not bool(moves.any()):
-        return 0.0
     by_input = (still * matter).sum(1)[moves] / matter.sum(1)[moves]
-    return float(by_input.median())
+    return float(by_input.median()) if len(by_input) else 0.0
 
 
-def _intervals(asker: Asker, rows: Tensor, i: int, values: Tensor, broken: Tensor, y: Tensor) -> list[Failure]:
-    """The ranges of input i in which it fails, their ends found by halving."""
+def _failures(sampler: Sampler, rows: Tensor, one: Tensor, values: Tensor, broken: Tensor, y: Tensor) -> list[Failure]:
+    """The ranges of input `one` [1] in which it fails, given answers y [rows, points, d_out] at values [points]."""
+    errors = sampler.caller.errors
+    errors.clear()
+    with contextlib.suppress(BudgetExceeded):  # once more, to see what it raises
+        y = _sweep(sampler, rows, one, values[broken][None])
+    how = "NaN" if bool(torch.isnan(y).any()) else "infinite" if bool(torch.isinf(y).any()) else "not finite"
+    if errors and bool(torch.isnan(y).all(-1).any()):
+        how = f"raises {errors.most_common(1)[0][0]}"
+    edges = torch.nn.functional.pad(broken.int(), (1, 1)).diff()  # 1 where a range begins, -1 behind its end
     found = []
-    asker.errors.clear()
-    one = torch.tensor([i])
-    with contextlib.suppress(LeftOut):  # once more, to hear what it raises
-        y = _sweep(asker, rows, one, values[broken][None])
-    how = _how(asker, y)
-    edges = torch.cat((torch.tensor([False]), broken, torch.tensor([False]))).int().diff()
-    firsts, ends = (edges == 1).nonzero().squeeze(1).tolist(), (edges == -1).nonzero().squeeze(1).tolist()
-    for first, end in zip(firsts, ends, strict=True):
-        low = None if first == 0 else _edge(asker, rows, one, float(values[first - 1]), float(values[first]))
-        high = None if end == len(values) else _edge(asker, rows, one, float(values[end]), float(values[end - 1]))
-        found.append(Failure(i, low, high, how))
+    for first, end in zip(*((edges == sign).nonzero().squeeze(1).tolist() for sign in (1, -1)), strict=True):
+        low = None if first == 0 else _edge(sampler, rows, one, values[first - 1], values[first])
+        high = None if end == len(values) else _edge(sampler, rows, one, values[end], values[end - 1])
+        found.append(Failure(int(one), low, high, how))
     return found
 
 
-def _edge(asker: Asker, rows: Tensor, one: Tensor, fine: float, broken: float) -> float:
+def _edge(sampler: Sampler, rows: Tensor, one: Tensor, fine: Tensor, broken: Tensor) -> float:
     """Between a value at which it works and one at which it does not, the border."""
-    for _ in range(BISECTIONS if asker.affordable() > 50 * ROWS * BISECTIONS else 0):
+    costs = SETTINGS.rows * SETTINGS.halvings
+    for _ in range(SETTINGS.halvings if sampler.affordable > 50 * costs else 0):
         middle = (fine + broken) / 2
-        y = _sweep(asker, rows, one, torch.tensor([[middle]], dtype=torch.float64))
-        if bool(torch.isfinite(y).all()):
-            fine = middle
-        else:
-            broken = middle
-    return (fine + broken) / 2
-
-
-def _how(asker: Asker, y: Tensor) -> str:
-    """In which way it fails, given answers that have failures among them."""
-    if asker.errors and bool(torch.isnan(y).all(-1).any()):
-        return f"raises {max(asker.errors, key=lambda name: asker.errors[name])}"
-    return "NaN" if bool(torch.isnan(y).any()) else "infinite" if math.inf in y.abs() else "not finite"
+        works = bool(torch.isfinite(_sweep(sampler, rows, one, middle.view(1, 1))).all())
+        fine, broken = (middle, broken) if works else (fine, middle)
+    return float(fine + broken) / 2

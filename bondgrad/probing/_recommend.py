@@ -4,17 +4,16 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bondgrad.probing._rounding import COARSE
+from bondgrad.probing._number_format import applying
+from bondgrad.probing._rounding import FLOAT_TYPES, ROUNDING_UNITS, SETTINGS
 
 if TYPE_CHECKING:
     from bondgrad.probing._report import Report
 
-UNITS = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
-
 
 @dataclass(frozen=True)
 class Argument:
-    """Of BlackBox."""
+    """An argument of BlackBox that is recommended."""
 
     name: str
     value: str  # in Python
@@ -33,7 +32,8 @@ def choose_noise(report: "Report") -> Argument | None:
         return None
     if rounding.largest_quantum > 0:
         return Argument("noise", f"{rounding.largest_quantum / 2:.2g}", "half a step of its quantised answers")
-    if rounding.floor > COARSE * max(UNITS[rounding.returned], UNITS["float32"]):
+    unit = ROUNDING_UNITS[max(FLOAT_TYPES.index(rounding.returned), FLOAT_TYPES.index("float32"))]
+    if rounding.floor > SETTINGS.coarse * unit / 2:
         coarse = f"it computes in {rounding.precision}, coarser than the {rounding.returned} that it returns"
         value = 2 * rounding.floor * rounding.size
         return Argument("noise", f"{value:.2g}", "it is as rough as that" if rounding.rough else coarse)
@@ -57,15 +57,18 @@ def recommend(report: "Report") -> list[Argument]:
         wanted.append(Argument("structure", value, saving))
         if found.blocks is None:
             wanted.append(choose_noise(report))  # the search for structure asks for it; steps do not
-    if report.speed is not None and report.speed.max_rows is not None:
-        most = report.speed.max_rows
-        reason = "it takes one row at a time" if most == 1 else "it refuses calls with many more rows"
+    most = None if report.speed is None else report.speed.max_rows
+    reason = "it takes one row at a time" if most == 1 else "it refuses calls with many more rows"
+    if report.evaluator_given:
+        remedy = "the one given" if most is None else f"the one given, with max_rows={most}: {reason}"
+        wanted.append(Argument("evaluator", "evaluator", remedy))
+    elif most is not None:
         wanted.append(Argument("evaluator", f"bondgrad.evaluators.Local(max_rows={most})", reason))
     return [argument for argument in wanted if argument is not None]
 
 
 def code(report: "Report") -> str:
-    """To paste."""
+    """The recommended BlackBox in Python, to paste."""
     lines = [f"    {a.name}={a.value},  # {a.reason}" for a in recommend(report)]
     imports = [f"from {report.module} import {report.name.partition('.')[0]}"] if report.module else []
     return "\n".join(["import bondgrad", *imports, "", "box = bondgrad.BlackBox(", f"    {report.name},", *lines, ")"])
@@ -73,30 +76,25 @@ def code(report: "Report") -> str:
 
 def warnings(report: "Report") -> list[str]:
     """What no argument can set right."""
-    texts = []
-    if report.flaky:
-        texts.append(
-            f"It fails at random: {report.flaky:,} times in {report.calls:,} calls, and not when asked again. Let it "
-            "try again by itself: a call that raises ends a training."
-        )
-    random = report.randomness
-    if report.is_module and random is not None and random.modules:
-        texts.append(
-            f"BlackBox keeps a module in eval mode, so {' and '.join(random.modules)} will not be as measured here."
-        )
-    elif report.company is not None and report.company.matters:
-        texts.append("Rows influence one another: a gradient asks about many moved rows at once, and they will mix.")
-    drawn = random is not None and (random.generator is not None or random.by_place) and not random.quiet_in_eval
-    if drawn and random is not None and not random.takes_seed:
-        texts.append(
-            "Its random numbers can be repeated: let it take a parameter `seed`. Both ends of a difference are then "
-            "given the same, in calls of their own, and what they draw cancels."
-        )
-    if report.history is not None and report.history.remembers:
-        texts.append("It remembers earlier questions: give it a state, or answers will depend on their order.")
-    if report.sensitivity is not None and 0 < len(report.sensitivity.dead or []) < report.in_features:
-        texts.append(f"{len(report.sensitivity.dead or [])} inputs move nothing and cost evaluations: leave them out.")
-    return texts
+    random, history = report.randomness, report.history
+    modules = random.modules if report.is_module and random is not None else []
+    drawn = random is not None and (random.generator is not None or random.by_place)
+    dead = [] if report.sensitivity is None else report.sensitivity.dead or []
+    return applying(
+        report.flaky > 0
+        and f"It fails at random: {report.flaky:,} times in {report.calls:,} calls, and not when asked again. Let it "
+        "try again by itself: a call that raises ends a training.",
+        len(modules) > 0
+        and f"BlackBox keeps a module in eval mode, so {' and '.join(modules)} will not be as measured here.",
+        (not modules and report.company is not None and report.company.matters)
+        and "Rows influence one another: a gradient asks about many moved rows at once, and they will mix.",
+        (drawn and random is not None and not random.quiet_in_eval and not random.takes_seed)
+        and "Its random numbers can be repeated: let it take a parameter `seed`. Both ends of a difference are then "
+        "given the same, in calls of their own, and what they draw cancels.",
+        (history is not None and history.remembers)
+        and "It remembers earlier questions: give it a state, or answers will depend on their order.",
+        0 < len(dead) < report.in_features and f"{len(dead)} inputs move nothing and cost evaluations: leave them out.",
+    )
 
 
 def _number_or_list(values: list[float]) -> str:

@@ -1,24 +1,24 @@
 """All that a probe has found out."""
 
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from bondgrad.probing import _cost, _recommend, _verdict
-from bondgrad.probing._company import Company
 from bondgrad.probing._cost import Cost
 from bondgrad.probing._dependence import Dependence
 from bondgrad.probing._history import History
+from bondgrad.probing._number_format import duration
 from bondgrad.probing._randomness import Randomness
 from bondgrad.probing._ranges import Ranges
 from bondgrad.probing._rounding import Rounding
+from bondgrad.probing._row_coupling import RowCoupling
 from bondgrad.probing._sensitivity import Sensitivity
 from bondgrad.probing._smoothness import Smoothness
 from bondgrad.probing._speed import Speed
-from bondgrad.probing._steps import Steps
-from bondgrad.probing._words import duration
+from bondgrad.probing._steps import StepLadder
 
-BATCH, STEPS = 64, 1000  # of the training whose cost is predicted
+DEFAULT_BATCH, DEFAULT_STEPS = 64, 1000  # rows of a training step, and steps, whose cost is predicted
 TITLES = {
     "speed": "Speed",
     "randomness": "The same again",
@@ -51,15 +51,16 @@ class Report:
     speed: Speed | None
     randomness: Randomness | None
     rounding: Rounding | None
-    steps: Steps | None
+    steps: StepLadder | None
     smoothness: Smoothness | None
-    company: Company | None
+    company: RowCoupling | None
     sensitivity: Sensitivity | None
     ranges: Ranges | None
     dependence: Dependence | None
     history: History | None
     flaky: int  # calls, or rows, that failed and, asked again, did not
     left_out: list[str]
+    evaluator_given: bool  # whether rows were evaluated by an evaluator of the caller's
     evaluations: int  # spent
     calls: int
     seconds: float
@@ -90,20 +91,16 @@ class Report:
         found = {title: getattr(self, name) for name, title in TITLES.items()}
         return {title: result.words for title, result in found.items() if result is not None}
 
-    def cost(self, batch: int = BATCH, steps: int = STEPS) -> dict[str, Cost]:
+    def cost(self, batch: int = DEFAULT_BATCH, steps: int = DEFAULT_STEPS) -> dict[str, Cost]:
         """What training will cost, by estimator: evaluations and seconds of a step, hours in all."""
         return _cost.predict(self, batch, steps)
 
-    def as_dict(self, batch: int = BATCH, steps: int = STEPS) -> dict[str, Any]:
+    def as_dict(self, batch: int = DEFAULT_BATCH, steps: int = DEFAULT_STEPS) -> dict[str, Any]:
         """Numbers, texts and lists only, to be written as JSON; None where a number is not finite."""
-        measured = {field.name: getattr(self, field.name) for field in fields(self)}
         costs = {estimator: asdict(cost) for estimator, cost in self.cost(batch, steps).items()}
         everything = {
             "verdict": self.verdict,
-            **{
-                name: asdict(value) if name in TITLES and value is not None else value
-                for name, value in measured.items()
-            },
+            **asdict(self),
             "words": self.words,
             "code": self.code,
             "reasons": self.reasons,
@@ -112,7 +109,7 @@ class Report:
         }
         return {name: _plain(value) for name, value in everything.items()}
 
-    def text(self, batch: int = BATCH, steps: int = STEPS) -> str:
+    def text(self, batch: int = DEFAULT_BATCH, steps: int = DEFAULT_STEPS) -> str:
         """To read, without colours."""
         lines = [f"{self.name}: {self.verdict}", "", self.about, ""]
         lines += [f"{title}: {words}" for title, words in self.words.items()]
@@ -129,7 +126,7 @@ class Report:
             f"{self.evaluations:,} evaluations in {self.calls:,} calls, {duration(self.seconds)}."
         )
 
-    def cost_words(self, batch: int = BATCH, steps: int = STEPS) -> list[str]:
+    def cost_words(self, batch: int = DEFAULT_BATCH, steps: int = DEFAULT_STEPS) -> list[str]:
         """One line per estimator."""
         return [
             f"{estimator} {cost.evaluations:,} evaluations a step"
@@ -143,7 +140,7 @@ class Report:
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401
-    """The same in numbers, texts, lists and dictionaries that JSON has."""
+    """The value in numbers, texts, lists and dictionaries that JSON has."""
     if isinstance(value, dict):
         return {str(name): _plain(v) for name, v in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,16 +1,26 @@
 """How much every input matters."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
-from torch import Tensor
 
-from bondgrad.probing._asker import Asker, LeftOut
+from bondgrad.measuring._sampler import Sampler
+from bondgrad.probing._facts import Facts
+from bondgrad.probing._number_format import sentences
 
-ROWS = (4, 2, 1)  # as the budget allows
-SHARE = 0.4  # of what is left
-VISIBLE = 0.1  # of the spread: an input that moves outputs less cannot be told from a dead one
-NUMBERS = 2**21  # in points that exist at a time
+
+@dataclass(frozen=True)
+class SensitivitySettings:
+    """Where inputs are moved, and what is concluded from that."""
+
+    rows: int = 4  # at which every input is moved, if the budget allows
+    share: float = 0.4  # of the evaluations left: ranges and structure come after it
+    visible: float = 0.1  # of the spread: where less cannot be told from noise, no input is called dead
+
+
+SETTINGS = SensitivitySettings()
 
 
 @dataclass(frozen=True)
@@ -25,44 +35,39 @@ class Sensitivity:
         """What a person wants to know."""
         order = sorted(range(len(self.change)), key=lambda i: -self.change[i])
         strongest = ", ".join(f"{i} ({self.change[i]:.2g})" for i in order[:3])
-        text = f"Moved by their spread, these change the outputs most (in spreads of theirs): {strongest}"
-        text += f"; least: {order[-1]} ({self.change[order[-1]]:.2g})." if len(order) > 3 else "."
-        if self.dead is None:
-            return text + " Too noisy or too coarse to say whether any is dead."
-        if self.dead:
-            names = ", ".join(map(str, self.dead[:12])) + ", ..." * (len(self.dead) > 12)
-            text += f" Dead: input{'s' * (len(self.dead) > 1)} {names}."
-        return text
+        least = f"; least: {order[-1]} ({self.change[order[-1]]:.2g})" if len(order) > 3 else ""
+        dead = self.dead or []
+        names = ", ".join(map(str, dead[:12])) + ", ..." * (len(dead) > 12)
+        return sentences(
+            f"Moved by their spread, these change the outputs most (in spreads of theirs): {strongest}{least}.",
+            self.dead is None and "Too noisy or too coarse to say whether any is dead.",
+            bool(dead) and f"Dead: input{'s' * (len(dead) > 1)} {names}.",
+        )
 
 
-def measure_sensitivity(asker: Asker, generator: torch.Generator) -> Sensitivity:
+def measure_sensitivity(sampler: Sampler, facts: Facts, generator: torch.Generator) -> Sensitivity:
     """Move every input by its spread, at a few rows."""
-    d = asker.x.shape[1]
-    allowed = SHARE * asker.affordable()
-    count = next((n for n in ROWS if 2 * d * n <= allowed), 0)
-    if count == 0:
-        raise LeftOut
-    rows = asker.choose(count, generator)
-    at_once = max(1, NUMBERS // (2 * count * d))
-    parts = [_moved(asker, rows, inputs) for inputs in torch.split(torch.arange(d), at_once)]
-    change, span = torch.cat([change for change, _ in parts], 1), torch.cat([span for _, span in parts], 1)
-    certain = asker.certain(1)
+    d = sampler.x.shape[1]
+    count = sampler.affordable_count(SETTINGS.rows, 2 * d, SETTINGS.share)
+    rows, inputs = facts.choose(count, generator).repeat_interleave(d), torch.arange(d).repeat(count)
+    ends = sampler.either_side(rows, inputs, sampler.spread[inputs, None] / 2)[0].squeeze(1)  # [rows * d, 2]
+    change = sampler.ask_moved(rows, inputs, ends).diff(dim=1).abs().view(count, d, -1)
+    span = ends.diff(dim=1).view(count, d, 1)  # what limits leave of the spread
+    certain = facts.certain(1)
     dead = ~(change > certain).any(2).any(0) & torch.isfinite(change).all(2).any(0)
-    tellable = bool((certain < VISIBLE * asker.output_spread).all())
-    own = (change.square() - 2 * asker.noise.square()) / asker.output_spread.square()  # without that of the noise
-    own = own * (asker.spread / span.clamp_min(1e-300)).square()[:, :, None]
+    visible = bool((certain < SETTINGS.visible * facts.output_spread).all())
+    own = (change.square() - 2 * facts.noise.square()) / facts.output_spread.square()  # without that of the noise
+    own = own * (sampler.spread[:, None] / span.clamp_min(1e-300)).square()
     by_input = own.nanmean((0, 2)).nan_to_num(0).clamp_min(0).sqrt()
-    return Sensitivity(by_input.tolist(), dead.nonzero().squeeze(1).tolist() if tellable else None)
+    return Sensitivity(by_input.tolist(), dead.nonzero().squeeze(1).tolist() if visible else None)
 
 
-def _moved(asker: Asker, rows: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """[r, n, d_out] how far answers change when each of inputs [n] moves, and [r, n] how far limits let it move."""
-    (n,), d = inputs.shape, asker.x.shape[1]
-    half = asker.spread[inputs] / 2
-    ends = asker.x[rows][:, None, None].repeat(1, n, 2, 1)  # [r, n, 2, d]
-    ends[:, torch.arange(n), 0, inputs] += half
-    ends[:, torch.arange(n), 1, inputs] -= half
-    made = asker.realise(ends)
-    span = made[:, torch.arange(n), 0, inputs] - made[:, torch.arange(n), 1, inputs]
-    y = asker.ask(made.view(-1, d), rows.repeat_interleave(2 * n)).view(len(rows), n, 2, -1)
-    return (y[:, :, 0] - y[:, :, 1]).abs(), span
+def confirm_dead(found: Sensitivity, others: Mapping[str, Any]) -> Sensitivity:
+    """Call inputs dead only if no other finding contradicts it: coarse outputs may react elsewhere."""
+    ranges, dependence, smoothness, rounding = map(others.get, ("ranges", "dependence", "smoothness", "rounding"))
+    jumps = smoothness is not None and smoothness.kind == "jumps"
+    coarse = jumps or (rounding is not None and rounding.quantised) or (ranges is not None and ranges.saturated)
+    moving = set() if ranges is None else set(ranges.moving)
+    idle = set(found.dead or []) if dependence is None else set(dependence.idle)
+    dead = sorted((set(found.dead or []) & idle) - moving)
+    return replace(found, dead=None if coarse else dead) if found.dead else found

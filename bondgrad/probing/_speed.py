@@ -2,20 +2,29 @@
 
 import itertools
 import statistics
-import time
 from dataclasses import dataclass
 
 import torch
 
-from bondgrad.probing._asker import Asker, LeftOut
-from bondgrad.probing._meeting import timed
-from bondgrad.probing._words import duration
+from bondgrad.measuring._sampler import BudgetExceeded, Sampler
+from bondgrad.probing._facts import Facts
+from bondgrad.probing._number_format import duration
 
-SIZES = (1, 8, 64, 512, 4096)  # rows of a call
-REPEATS = 3
-SHARE, TIME_SHARE = 0.1, 0.1  # of the evaluations, and of the time, that may go into this
-LINEAR = 0.7  # of the growth of a call is that of its time: it works on its rows one after the other
-GAIN = 3.0  # times faster, per row, in a large call: even so, large calls are worth their while
+
+@dataclass(frozen=True)
+class SpeedSettings:
+    """Which calls are timed, and what is concluded from them."""
+
+    sizes: tuple[int, ...] = (1, 8, 64, 512, 4096)  # rows of the calls: equal factors, up to what training asks for
+    repeats: int = 3  # calls of each size, of which the median counts
+    share: float = 0.1  # of the evaluations, and of the time, that may go into this: the other measurements need more
+    linear: float = 0.7  # the share of a call's growth from which on its time grows with its rows, one after the other
+    gain: float = (
+        3.0  # times faster per row: even where the time grows with the rows, large calls are worth their while
+    )
+
+
+SETTINGS = SpeedSettings()
 
 
 @dataclass(frozen=True)
@@ -39,17 +48,6 @@ class Speed:
         return max((slow / few) / (fast / many) for many, fast in self.sizes)
 
     @property
-    def vectorised(self) -> bool | None:
-        """None: not to be told, or something between."""
-        if not self.takes_many_rows:
-            return False
-        if len(self.sizes) == 1 or self.sizes[-1][0] < 8:
-            return None
-        if self.growth < LINEAR:
-            return True
-        return False if self.gain < GAIN else None
-
-    @property
     def growth(self) -> float:
         """By how much the time of a call grows from the second largest size to the largest, over that of its rows."""
         (few, quick), (many, slow) = self.sizes[-2:]
@@ -59,6 +57,15 @@ class Speed:
     def takes_many_rows(self) -> bool:
         """More than one in a call."""
         return self.max_rows != 1
+
+    @property
+    def vectorised(self) -> bool | None:
+        """Whether rows are worked on together. None: that cannot be told, or it is something between."""
+        if not self.takes_many_rows:
+            return False
+        if len(self.sizes) == 1 or self.sizes[-1][0] < 8:
+            return None
+        return True if self.growth < SETTINGS.linear else False if self.gain < SETTINGS.gain else None
 
     def seconds(self, rows: int) -> float:
         """Estimate for that many rows, in one call, or in as few as it takes; beyond what was tried, extrapolated."""
@@ -79,52 +86,44 @@ class Speed:
     @property
     def words(self) -> str:
         """What a person wants to know."""
-        text = f"One row takes {duration(self.latency)}"
-        if not self.takes_single_rows:
-            text = f"It does not take one row alone; {self.sizes[0][0]} take {duration(self.latency)}"
+        (smallest, _), (largest, slow) = self.sizes[0], self.sizes[-1]
+        alone = "One row takes" if self.takes_single_rows else f"It does not take one row alone; {smallest} take"
+        text = f"{alone} {duration(self.latency)}"
         if not self.takes_many_rows:
             return text + ". It takes one row at a time: a call with two failed."
-        largest, slow = self.sizes[-1]
         if largest > 1:
             text += f", {largest:,} at once {duration(slow)} ({largest / slow:,.0f} rows a second)"
-        kinds = {
-            True: "vectorised",
-            False: "not vectorised, the time grows with the rows",
-            None: "large calls help, but in them the time grows with the rows",
-        }
-        text += f": {kinds[self.vectorised]}." if largest >= 8 else "."
-        if self.max_rows is not None:
-            text += f" It takes no more than about {self.max_rows} rows in a call: a larger one failed."
-        return text
+        growing = "large calls help, but in them" if self.vectorised is None else "not vectorised,"
+        kind = "vectorised" if self.vectorised else f"{growing} the time grows with the rows"
+        text += f": {kind}." if largest >= 8 else "."
+        refused = f"It takes no more than about {self.max_rows} rows in a call: a larger one failed."
+        return text if self.max_rows is None else f"{text} {refused}"
 
 
-def measure_speed(asker: Asker) -> Speed:
+def measure_speed(sampler: Sampler, facts: Facts, generator: torch.Generator) -> Speed:
     """Time calls of growing size, as long as that takes a modest part of the budget."""
-    allowed = asker.function.evaluations + int(SHARE * asker.affordable())
-    end = time.perf_counter() + TIME_SHARE * asker.time_left()
-    usable = asker.usable  # a call that fails must fail for its size
-    for attempt in range(REPEATS):
-        for n in sorted({asker.least, *SIZES}):
-            if n < asker.least or (asker.refused is not None and n >= asker.refused):
-                continue
-            if len(asker.times.get(n, [])) > attempt:
+    caller = sampler.caller
+    allowed = sampler.evaluations + int(SETTINGS.share * sampler.affordable)
+    end = sampler.elapsed + SETTINGS.share * sampler.time_left
+    sizes = [n for n in sorted({caller.smallest, *SETTINGS.sizes}) if caller.smallest <= n <= (caller.max_rows or n)]
+    for attempt in range(SETTINGS.repeats):
+        for n in sizes:
+            if len(caller.times.get(n, [])) > attempt:
                 continue
             # The next size once, if there is time for what the last one took and for its rows.
-            seconds = asker.seconds_per_call + n * asker.seconds_per_row
-            late = time.perf_counter() + seconds > end or asker.function.evaluations + n > allowed
-            if late or (attempt > 0 and n not in asker.times):
+            late = sampler.elapsed + caller.seconds_per_call + n * caller.seconds_per_row > end
+            untried = attempt > 0 and n not in caller.times
+            if late or untried or sampler.evaluations + n > allowed or (caller.refused or n + 1) <= n:
                 break
-            if not timed(asker, usable[torch.arange(n) % len(usable)]):
-                asker.refused = n
+            if not sampler.time_rows(facts.choose(n, generator)):  # these rows work: it fails for its size
+                caller.refused = n
                 break
-    if not asker.times:
-        raise LeftOut
-    batches = {n: statistics.median(t) if n > 1 else min(t) for n, t in sorted(asker.times.items())}
-    if asker.refused is not None:
-        asker.most = min(asker.refused - 1, max(asker.most if asker.most < asker.refused else 1, *batches))
-    return Speed(
-        latency=next(iter(batches.values())),
-        batches={str(n): seconds for n, seconds in batches.items()},
-        max_rows=None if asker.refused is None else asker.most,
-        takes_single_rows=asker.least == 1,
-    )
+    if not caller.times:
+        raise BudgetExceeded("the time left does not reach")
+    batches = {n: statistics.median(t) if n > 1 else min(t) for n, t in sorted(caller.times.items())}
+    if caller.refused is not None:
+        known = caller.largest if caller.largest < caller.refused else 1
+        caller.largest = min(caller.refused - 1, max(known, *batches))
+    times = {str(n): seconds for n, seconds in batches.items()}
+    most = None if caller.refused is None else caller.largest
+    return Speed(next(iter(times.values())), times, most, takes_single_rows=caller.smallest == 1)

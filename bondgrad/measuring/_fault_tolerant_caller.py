@@ -1,0 +1,154 @@
+"""Calls of a box that may fail: made again, halved to find the rows at fault, and kept to sizes that the box takes."""
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bondgrad.errors import BoxError
+from bondgrad.evaluators._driver import is_out_of_memory
+
+Send = Callable[[Tensor, Tensor], tuple[Tensor, float]]  # points [n, d] near rows [n] -> outputs [n, d_out], seconds
+
+
+@dataclass(frozen=True)
+class CallSettings:
+    """How a box is called."""
+
+    most_rows: int = 512  # rows in a call at most: more bring little, and a failure among them costs more to locate
+    retries: int = 6  # how often a failing call is repeated once some calls were seen to fail by chance
+    seconds: float = 1.0  # a call should take no longer, so that a probe that runs out of time ends soon after
+
+
+SETTINGS = CallSettings()
+
+
+class FaultTolerantCaller:
+    """Calls a box in sizes that it takes, again where a call fails, and halved where it keeps failing.
+
+    A call that fails and then succeeds failed by chance. A call that keeps failing while its halves succeed was too
+    large. Otherwise single rows are at fault, and their answers are NaN.
+
+    Args:
+        send: Makes one call. It raises `BoxError` where the box fails.
+        padding: [n, d] rows that fill up calls that would be too small for the box.
+        max_rows: Most rows in any call; None: as many as is sensible.
+    """
+
+    def __init__(self, send: Send, padding: Tensor, max_rows: int | None) -> None:
+        self._send, self._padding = send, padding
+        self.max_rows, self._most_rows = max_rows, min(SETTINGS.most_rows, max_rows or SETTINGS.most_rows)
+        self.smallest, self.largest = 1, self._most_rows
+        self.refused: int | None = None  # rows of the smallest call that was too large for the box
+        self.random_failures = 0  # calls, or rows, that failed and did not when they were asked again
+        self.errors: Counter[str] = Counter()  # rows at which the box raised, by the type of the error
+        self.times: dict[int, list[float]] = {}  # seconds of the calls that were timed, by their rows
+        self.seconds_per_call, self.seconds_per_row = 0.0, 0.0  # n rows take the one, and n times the other
+        self._seconds = 0.0  # of the last call
+        self.out_features = 0  # zero until the first answer
+
+    @property
+    def call_rows(self) -> int:
+        """Rows of a call, so that it takes no longer than it should (or one row does)."""
+        spare = max(SETTINGS.seconds - self.seconds_per_call, self.seconds_per_call)
+        if self.seconds_per_row * self.largest <= spare:
+            return self.largest
+        return max(self.smallest, int(spare / self.seconds_per_row))
+
+    def ask(self, points: Tensor, rows: Tensor) -> Tensor:
+        """The box at points [n, d] near rows [n], in as many calls as it takes: [n, d_out], NaN where it raised."""
+        y = self._in_calls(points, rows)
+        for _ in range(SETTINGS.retries if self.random_failures else 0):
+            bad = (~torch.isfinite(y).all(1)).nonzero().squeeze(1)
+            if len(bad) == 0:
+                break
+            y[bad] = self._in_calls(points[bad], rows[bad])
+        return y
+
+    def time(self, points: Tensor, rows: Tensor) -> bool:
+        """Learn how long a call with points [n, d] near rows [n] takes; False: it failed, and failed again."""
+        answer = self.call(points, rows)
+        if isinstance(answer, Exception):
+            return False
+        self.times.setdefault(len(rows), []).append(self._seconds)
+        known = [(n, min(found)) for n, found in sorted(self.times.items())]
+        (few, quick), (many, slow) = (known * 2)[-2:]  # the largest calls tell most about larger ones
+        self.seconds_per_row = max(0.0, slow - quick) / max(1, many - few)
+        self.seconds_per_call = max(0.0, quick - few * self.seconds_per_row)
+        return True
+
+    def call(self, points: Tensor, rows: Tensor, failures: int = 0, once: bool = False) -> Tensor | Exception:
+        """The outputs [n, d_out] of one call, which is made again where it fails; the error, if it keeps failing.
+
+        Args:
+            points: [n, d].
+            rows: [n] near which they are.
+            failures: How often this call has failed before.
+            once: Whether it is not to be made again.
+        """
+        error: Exception = BoxError("the call was not made")
+        for attempt in range(failures, 1 if once else 1 + (SETTINGS.retries if self.random_failures else 1)):
+            try:
+                y, self._seconds = self._send(points, rows)
+            except Exception as raised:
+                if not isinstance(raised, BoxError) and not is_out_of_memory(raised):
+                    raise
+                error = raised
+            else:
+                self.count_random_failures(attempt)
+                self.out_features = y.shape[1]
+                return y
+        return error
+
+    def count_random_failures(self, times: int) -> None:
+        """So many failures were chance. What was taken for a limit of its calls before may have been no more."""
+        if times > 0 and self.random_failures == 0:
+            self.refused, self.largest = None, self._most_rows
+        self.random_failures += times
+
+    def _in_calls(self, points: Tensor, rows: Tensor) -> Tensor:
+        parts, first = [], 0
+        while first < len(points):
+            part = slice(first, first + self.call_rows)  # which a failure may have reduced
+            parts.append(self._bisected(points[part], rows[part]))
+            first += len(parts[-1])
+        return torch.cat(parts)
+
+    def _bisected(self, points: Tensor, rows: Tensor) -> Tensor:
+        """One call, or, where it fails, as many as it takes to see which rows are at fault: [n, d_out]."""
+        n = len(points)
+        if n < self.smallest:
+            extra = torch.arange(self.smallest - n) % len(self._padding)
+            return self._bisected(torch.cat((points, self._padding[extra])), torch.cat((rows, extra)))[:n]
+        if n == self.smallest or not self._is_refused(n):
+            answer = self.call(points, rows, once=n > self.smallest)
+            if isinstance(answer, Tensor):
+                return answer
+            if n == self.smallest:
+                return self._failed(n, answer)
+            if is_out_of_memory(answer):
+                self._refuse(n)
+        failed, half = self.errors.total(), n // 2
+        y = torch.cat([self._bisected(points[part], rows[part]) for part in (slice(half), slice(half, None))])
+        # No row is at fault: is it their number, or chance?
+        doubtful = self.errors.total() == failed and not self._is_refused(n)
+        if doubtful and isinstance(self.call(points, rows, failures=1), Exception):
+            self._refuse(n)
+        return y
+
+    def _failed(self, n: int, error: Exception) -> Tensor:
+        """[n, d_out] NaN, and a note of the error."""
+        if is_out_of_memory(error):
+            raise error
+        self.errors["a wrong shape" if error.__cause__ is None else type(error.__cause__).__name__] += n
+        return torch.full((n, self.out_features), math.nan, dtype=torch.float64)
+
+    def _is_refused(self, n: int) -> bool:
+        return self.refused is not None and n >= self.refused
+
+    def _refuse(self, n: int) -> None:
+        self.refused = n if self.refused is None else min(n, self.refused)
+        self.largest = min(self.largest, max(self.smallest, n // 2))

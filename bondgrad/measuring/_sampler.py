@@ -1,0 +1,205 @@
+"""Asking a box near typical rows, within a budget of evaluations and of time, and never outside its limits."""
+
+import contextlib
+import inspect
+import math
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bondgrad.calling._function import RowFunction
+from bondgrad.calling._limits import Limits
+from bondgrad.calling._state_form import snapshot_owner
+from bondgrad.evaluators import Driver, Evaluator, Local, Request
+from bondgrad.measuring._fault_tolerant_caller import FaultTolerantCaller
+from bondgrad.measuring._moves import one_input_moved
+from bondgrad.measuring._spread import Spread
+from bondgrad.torch_support._precision import arithmetic, autocast_dtype
+
+LIMIT_CLEARANCE = 0.3  # of its spread that an input is kept away from its limits before it is moved to both sides
+MOST_NUMBERS = 2**21  # in the points that exist at a time: 16 MiB
+
+
+class MeasurementSkipped(Exception):  # noqa: N818 - it is no error
+    """A measurement was not made, for the reason given."""
+
+
+class BudgetExceeded(MeasurementSkipped):
+    """A measurement was not made, or not finished, because the evaluations or the time left do not reach."""
+
+
+class Sampler:
+    """Asks a box about points near typical rows, as long as the budget of evaluations and of time lasts.
+
+    Points and answers are float64 on the CPU, whatever the box takes and gives. What it is given has the precision and
+    the device of the typical rows, and lies within the limits: `realise` says what becomes of a point. The box runs in
+    full precision, unless `full_precision` is switched off, and a box with `snapshot()` and `restore()` is put back to
+    where it was before every call.
+
+    Args:
+        function: The box.
+        x: [N, d] typical rows, finite. Ranges and spreads go by all of them.
+        chosen: [n] those of them that are asked about.
+        context: [N, ...] each: further inputs of the box.
+        limits: No point outside is evaluated; None: all may be.
+        evaluator: Where rows are evaluated; None: in this process.
+        budget: Most evaluations.
+        seconds: Most time. A call that takes longer is not interrupted.
+    """
+
+    def __init__(
+        self,
+        function: RowFunction,
+        x: Tensor,
+        chosen: Tensor,
+        context: tuple[Tensor, ...],
+        limits: Limits | None,
+        evaluator: Evaluator | None,
+        budget: int,
+        seconds: float,
+    ) -> None:
+        self.function, self._driver = function, Driver(Local() if evaluator is None else evaluator)
+        self._times_function = evaluator is None and x.device.type == "cpu"  # where its own clock is right
+        self._context = tuple(c[chosen.to(c.device)] for c in context)
+        self.dtype, self.device = x.dtype, x.device
+        anywhere = torch.full_like(x[0], math.inf)
+        ends = (-anywhere, anywhere) if limits is None else limits.like(x)
+        self.low, self.high = (end.double().cpu() for end in ends)  # [d] infinite where there are no limits
+        everything = self.realise(x.double().cpu())  # [N, d]
+        self.x = everything[chosen]  # [n, d]
+        self.lowest, self.highest = everything.aminmax(dim=0)  # [d]
+        self._default_device = torch.get_default_device()  # where the box makes tensors, if it does not say
+        with self.workplace():
+            spread = Spread.of(everything)
+        alike = torch.minimum(spread.typical, (self.high - self.low) / 4)
+        self.spread = torch.where(spread.deviation > 0, spread.deviation, alike)  # [d] how far inputs typically move
+        self.full_precision, self._autocast = True, autocast_dtype(x)
+        self.seed: int | None = None  # for a box that takes one; None: none, or a new one in every call if it must
+        self._needs_seed = function.seed_position is not None and _needs_seed(function.fn)
+        owner: Any = snapshot_owner(function.fn)
+        self._owner = owner
+        self._snapshot = None if owner is None else owner.snapshot()
+        self.caller = FaultTolerantCaller(self._send, self.x, self._driver.max_rows)
+        self.evaluations, self.calls, self._budget = 0, 0, budget
+        self._start = time.perf_counter()
+        self._end = self._start + seconds
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the beginning."""
+        return time.perf_counter() - self._start
+
+    @property
+    def time_left(self) -> float:
+        """Seconds until the time is over."""
+        return max(0.0, self._end - time.perf_counter())
+
+    @property
+    def affordable(self) -> int:
+        """Evaluations that may still be made, in calls as large as possible, given how long they take."""
+        left, caller = self._budget - self.evaluations, self.caller
+        each = caller.seconds_per_row + caller.seconds_per_call / caller.call_rows
+        return max(0, min(left, int(self.time_left / each)) if each > 0 else left)
+
+    @property
+    def affordable_calls(self) -> int:
+        """Calls with few rows that there is time for."""
+        each = self.caller.seconds_per_call + self.caller.seconds_per_row
+        return int(self.time_left / each) if each > 0 else self._budget
+
+    def affordable_count(self, most: int, each: int, share: float = 1.0) -> int:
+        """How many things of `each` evaluations a share of what is left pays for, up to `most`; if none, raises."""
+        count = min(most, int(share * self.affordable) // each)
+        if count < 1:
+            raise self._shortage()
+        return count
+
+    def require(self, evaluations: int, calls: int = 0) -> None:
+        """Raise `BudgetExceeded` unless so many evaluations, and so many calls with few rows, can still be made."""
+        if self.affordable_calls < calls:
+            raise BudgetExceeded(f"the {self.affordable_calls:,} calls that there is time for do not reach")
+        if self.affordable < evaluations:
+            raise self._shortage()
+
+    def realise(self, points: Tensor) -> Tensor:
+        """Points [..., d] as the box would be given them: rounded to its precision, and kept to the limits."""
+        return points.to(self.dtype).double().clamp(self.low, self.high)
+
+    def ask(self, points: Tensor, rows: Tensor) -> Tensor:
+        """The box at points [r, ..., d] near rows [r] of x: [r, ..., d_out], NaN where it raised."""
+        lead, flat = points.shape[:-1], points.reshape(-1, points.shape[-1])
+        self.require(len(flat))
+        return self.caller.ask(flat, rows.repeat_interleave(len(flat) // len(rows))).view(*lead, -1)
+
+    def ask_rows(self, rows: Tensor) -> Tensor:
+        """The box at rows [n] of x: [n, d_out]."""
+        return self.ask(self.x[rows], rows)
+
+    def ask_moved(self, rows: Tensor, inputs: Tensor, values: Tensor) -> Tensor:
+        """The box at rows [m] of x, in which one of inputs [m] has each of values [m, ...]: [m, ..., d_out]."""
+        at_once = max(1, MOST_NUMBERS // (values[0].numel() * self.x.shape[1]))
+        parts = []
+        for r, i, v in zip(*(torch.split(t, at_once) for t in (rows, inputs, values.flatten(1))), strict=True):
+            parts.append(self.ask(one_input_moved(self.x[r], i[:, None], v[:, :, None]), r))  # at points [m, 1, k, d]
+        return torch.cat(parts).view(*values.shape, -1)
+
+    def either_side(self, rows: Tensor, inputs: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
+        """At rows [m] of x, the values of one of inputs [m] minus and plus each of steps [m, k], within the limits.
+
+        A value close to a limit is first moved inwards: from a limit, there is nowhere to go on one side.
+
+        Returns:
+            [m, k, 2] the values as the box would be given them, and [m, k] whether limits are in the way of none.
+        """
+        low, high = self.low[inputs], self.high[inputs]
+        room = torch.minimum(LIMIT_CLEARANCE * self.spread[inputs], (high - low) / 4)
+        middle = self.x[rows, inputs].clamp(low + room, high - room)[:, None]
+        values = torch.stack((middle - steps, middle + steps), 2)
+        low, high = low[:, None, None], high[:, None, None]
+        return values.to(self.dtype).double().clamp(low, high), ((values >= low) & (values <= high)).all(2)
+
+    def time_rows(self, rows: Tensor) -> bool:
+        """Learn how long one call with rows [n] of x takes; False: it failed, and failed again."""
+        return self.caller.time(self.x[rows], rows)
+
+    def workplace(self) -> AbstractContextManager[Any]:
+        """Where what is measured is worked out: on the CPU, whatever the default device."""
+        return contextlib.nullcontext() if self._default_device.type == "cpu" else torch.device("cpu")
+
+    def _send(self, points: Tensor, rows: Tensor) -> tuple[Tensor, float]:
+        """One call with points [n, d] near rows [n]: the outputs [n, d_out], and the seconds that it took."""
+        tries = len(self.function.interfaces)  # with either kind of array, while it is not known which it takes
+        if len(points) * tries > self._budget - self.evaluations or self.time_left <= 0:
+            raise self._shortage()
+        if self._owner is not None:
+            self._owner.restore(self._snapshot)
+        seed = self.calls if self.seed is None and self._needs_seed else self.seed
+        made = self.realise(points).to(self.device, self.dtype)  # a copy: a box may write into what it is given
+        nearby = tuple(c[rows.to(c.device)] for c in self._context)
+        request = Request(self.function, made, nearby, seed=seed, purpose="probe")
+        default = contextlib.nullcontext() if self._default_device.type == "cpu" else self._default_device
+        evaluations, calls, inside = self.function.evaluations, self.function.calls, self.function.seconds
+        start = time.perf_counter()
+        try:
+            with arithmetic(self.full_precision, self.device, self._autocast), default:
+                y = self._driver.ask(request).double().cpu().clone()
+        finally:  # an evaluator may call the box elsewhere, where its own counters are not seen
+            self.evaluations += max(len(points), self.function.evaluations - evaluations)
+            self.calls += max(1, self.function.calls - calls)
+        # What is done around the box takes longer than many a box does for a row.
+        return y, self.function.seconds - inside if self._times_function else time.perf_counter() - start
+
+    def _shortage(self) -> BudgetExceeded:
+        late = self.affordable < self._budget - self.evaluations or self.time_left <= 0
+        why = "in the time left" if late else "of the budget"
+        return BudgetExceeded(f"the {self.affordable:,} evaluations {why} do not reach")
+
+
+def _needs_seed(fn: Callable[..., Any]) -> bool:
+    """Whether a function that takes a seed cannot be called without."""
+    parameter = inspect.signature(fn.forward if isinstance(fn, nn.Module) else fn).parameters["seed"]
+    return parameter.default is parameter.empty
