@@ -164,10 +164,10 @@ def result_of(trial: StepTrial, step: StepInputs, evaluations: int) -> TrialResu
         return TrialResult(evaluations, None, step.schedule.noise)
     report = examine(trial, step.y)
     seeded = step.parts.function.seed_position is not None
-    return TrialResult(evaluations, report, _measured_noise(report, step.schedule.noise, seeded))
+    return TrialResult(evaluations, report, measured_noise(report, step.schedule.noise, seeded))
 
 
-def _measured_noise(report: HealthReport, before: float, seeded: bool) -> float:
+def measured_noise(report: HealthReport, before: float, seeded: bool) -> float:
     """Half-width of the noise on the outputs, once more is known of it."""
     # Answers that differ say it best. But noise that both ends of a move have in common does no harm, and answers that
     # are rounded may be all alike.

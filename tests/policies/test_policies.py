@@ -194,3 +194,11 @@ def test_observe_returns_a_new_state():
     copies = {name: value.clone() for name, value in state.items()}
     learnt(policy, state, torch.ones(3, 2), drawn(policy, state, torch.ones(3, 2)))
     assert all(torch.equal(state[name], copies[name]) for name in state)
+
+
+def test_error_terms_by_hand():
+    """m = 2, v = 3, g = 1.5, Δ = 0.1, b = 0.01: error 0.605, and truncation equals noise at a step of 0.02^(1/3)."""
+    numbers = [torch.tensor([value], dtype=torch.float64) for value in (2.0, 3.0, 1.5, 0.1)]
+    lower, upper = Bond("error-terms").error_terms(*numbers, 0.01)
+    assert float(lower) == pytest.approx(0.011652848, rel=1e-6)
+    assert float(upper) == pytest.approx(1.310084, rel=1e-6)

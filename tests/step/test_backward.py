@@ -1,0 +1,69 @@
+"""The pieces of a backward pass, by numbers."""
+
+import math
+
+import pytest
+import torch
+
+from bondgrad.step._backward import normalized, usable
+from bondgrad.step._health import HealthReport
+from bondgrad.step._neighbourhood import perturbations
+from bondgrad.step._trials import half_width, measured_noise
+
+
+def test_perturbations_have_their_sign_and_some_units_of_rounding_more():
+    x = torch.tensor([[1000.0, 0.0]])
+    size, sign = torch.tensor([[[0.5, 0.25]]]), torch.tensor([[[-3.0, 0.1]]])
+    more = 4 * torch.finfo(torch.float32).eps * 1000
+    expected = torch.tensor([[[-(0.5 + more), 0.25]]])
+    assert torch.equal(perturbations(x, size, sign, 4.0), expected)
+    assert torch.equal(perturbations(x, size, sign, 0.0), torch.tensor([[[-0.5, 0.25]]]))
+
+
+def test_what_could_not_be_estimated_is_zero():
+    slopes = torch.tensor([[1.0, math.nan], [math.inf, -2.0]])
+    assert usable(slopes, torch.ones(2, 3)).tolist() == [[1, 0], [0, -2]]
+
+
+def test_where_the_loss_has_no_finite_gradient_neither_has_the_box():
+    gy = torch.tensor([[1.0, 2.0], [math.inf, 0.0]])
+    found = usable(torch.tensor([[1.0, 2.0], [3.0, math.nan]]), gy)
+    assert found[0].tolist() == [1, 2]
+    assert found[1].isnan().all()
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-30, 1e30])
+def test_rows_of_norm_one_whatever_their_scale(scale):
+    g = normalized(torch.tensor([[3.0, -4.0], [0.0, 0.0]]) * scale)
+    assert torch.allclose(g, torch.tensor([[0.6, -0.8], [0.0, 0.0]]))
+
+
+@pytest.mark.parametrize(
+    ("noise", "measured", "expected"),
+    [(0.5, 0.1, 0.5), (None, 0.1, 1e-7), ("auto", 0.1, 0.1), ("auto", 1e-9, 1e-7), ("auto", 0.0, 1e-7)],
+)
+def test_the_noise_that_is_reckoned_with(noise, measured, expected):
+    assert half_width(noise, measured, rounding=1e-7) == expected
+
+
+def report(noise, rough):
+    return HealthReport(alike=False, noise=noise, rough=rough, signal=0, drowned=0, at_limit=0, dead=False)
+
+
+def testmeasured_noise_is_the_half_width_of_a_uniform_distribution():
+    # Its standard deviation is the half-width over the square root of three.
+    assert measured_noise(report(0.1, 0.1), 0.0, seeded=False) == pytest.approx(0.1 * math.sqrt(3))
+
+
+def test_differences_say_it_where_answers_repeat_themselves_or_share_a_seed():
+    assert measured_noise(report(0.0, 0.2), 0.0, seeded=False) == pytest.approx(0.2 * math.sqrt(3))
+    assert measured_noise(report(0.1, 0.2), 0.0, seeded=True) == pytest.approx(0.2 * math.sqrt(3))
+    assert measured_noise(report(0.1, 0.9), 0.0, seeded=False) == pytest.approx(0.9 * math.sqrt(3))  # 9 times rougher
+
+
+def test_noise_is_averaged_with_what_was_known_and_small_changes_are_none():
+    known = 0.4 / math.sqrt(3)
+    assert measured_noise(report(known, known), 0.1, seeded=False) == pytest.approx(0.2)  # the geometric mean
+    little = 0.12 / math.sqrt(3)
+    assert measured_noise(report(little, little), 0.1, seeded=False) == 0.1
+    assert measured_noise(report(math.inf, math.inf), 0.1, seeded=False) == 0.1
