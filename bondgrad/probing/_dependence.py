@@ -5,11 +5,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bondgrad.measuring._rounding import ROUNDING_UNITS
 from bondgrad.probing._asker import Asker, LeftOut
 from bondgrad.probing._words import percent
 from bondgrad.structure import colour
-from bondgrad.structure.discovery._detect import POINTS, REPEATS, find_dependencies
-from bondgrad.structure.discovery._search_batch import ROUNDING, SearchBatch
+from bondgrad.structure.discovery._dependencies import SETTINGS as SEARCH
+from bondgrad.structure.discovery._dependencies import find_dependencies
+from bondgrad.structure.discovery._search_batch import SearchBatch
 
 COARSE = 0.4  # the same of steps between answers
 NOISY = 0.03  # standard deviation over the spread of the outputs, beyond which too much would be missed
@@ -51,7 +53,7 @@ def measure_dependence(asker: Asker, generator: torch.Generator) -> Dependence:
     if step > COARSE:
         raise LeftOut(f"steps of {percent(step)} of the spread would hide it")
     ends = 2 if noise > 0 else 1
-    if asker.affordable() < POINTS * (d * ends + REPEATS) + POINTS:
+    if asker.affordable() < SEARCH.rows * (d * ends + SEARCH.repeats) + SEARCH.rows:
         raise LeftOut
     rows = asker.usable
 
@@ -60,11 +62,11 @@ def measure_dependence(asker: Asker, generator: torch.Generator) -> Dependence:
         nearby = rows[which].repeat_interleave(shape[1:].numel())
         return asker.ask(points.reshape(-1, d), nearby).view(*shape, -1)
 
-    eps = float((unit / asker.scale.clamp_min(1e-300)).max()) / ROUNDING
+    eps = float((unit / asker.scale.clamp_min(1e-300)).max()) / ROUNDING_UNITS
     scene = SearchBatch(asker.x[rows], asker.y[rows], evaluate, asker.most, max(eps, 1e-12), eps, asker.low, asker.high)
     found = find_dependencies(scene, generator)
     depends = found.depends
-    if found.heard < 0.5:
+    if found.answered < 0.5:
         raise LeftOut("too many points failed")
     if not bool(depends.any()):
         raise LeftOut("no output reacted to any input")

@@ -65,8 +65,7 @@ class Groups:
         source = torch.full((stop - start, cells), -1, device="cpu")
         i, c = columns.nonzero().unbind(1)
         source[group[i], c] = i
-        moved = torch.zeros(stop - start, len(self.colour), dtype=torch.bool, device="cpu")
-        moved[group, inputs] = True
+        moved = self.colour == torch.arange(start, stop, device="cpu")[:, None]  # [j, d]
         return GroupSubset(
             inputs=slice(None) if bool(members.all()) else inputs.to(device),
             moved=moved.to(device),
