@@ -66,13 +66,8 @@ class Groups:
         i, c = columns.nonzero().unbind(1)
         source[group[i], c] = i
         moved = self.colour == torch.arange(start, stop, device="cpu")[:, None]  # [j, d]
-        return GroupSubset(
-            inputs=slice(None) if bool(members.all()) else inputs.to(device),
-            moved=moved.to(device),
-            source=source.flatten().to(device),
-            cell=self.cell,
-            gathers=gathers,
-        )
+        which = slice(None) if bool(members.all()) else inputs.to(device)
+        return GroupSubset(which, moved.to(device), source.flatten().to(device), self.cell, gathers)
 
 
 class Gather(NamedTuple):

@@ -192,12 +192,11 @@ class StructureTracker(nn.Module):
 
     def get_extra_state(self) -> dict[str, Any]:
         """What `state_dict` saves."""
-        known = None if self.known is None else dict(self.known)
-        return {"known": known, "credit": self.credit, "price": self.price, "random": self.random.state()}
+        return {"known": self.known, "credit": self.credit, "price": self.price, "random": self.random.state()}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Load what `get_extra_state` gave."""
-        known = None if state["known"] is None else dict(state["known"])
+        known: Knowledge | None = state["known"]
         try:
             structure = self.auto.structure(known)
         except KeyError as error:
