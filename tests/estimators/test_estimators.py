@@ -184,7 +184,7 @@ def test_the_exact_gradient_of_a_linear_box(estimator):
 
 @each_estimator
 @pytest.mark.parametrize("name", [None, "random"])
-@pytest.mark.parametrize("max_rows", [1, 2, 3, 10, 11, 64])
+@pytest.mark.parametrize("max_rows", [1, 2, 3, 10, 11, 64, 100])
 def test_chunks_change_nothing_but_the_size_of_requests(estimator, name, max_rows):
     pattern = PATTERNS["random"]
     box, groups = Sparse(pattern), None if name is None else groups_of(pattern)
@@ -247,6 +247,18 @@ def test_a_direction_that_fails_is_left_out():
     above[1], span[1] = site.x, site.delta[1]
     change = (site.gy * (box(above.flatten(0, 1)) - box(below.flatten(0, 1))).view(3, 2, 7)).sum(2, keepdim=True)
     assert torch.allclose(one_end, (change * span).sum(0) / span.square().sum(0), rtol=1e-9)
+
+
+@pytest.mark.parametrize("groups", [None, groups_of(torch.ones(7, 3).bool())], ids=["dense", "grouped"])
+def test_one_end_alone_says_nothing_without_the_row_itself(groups):
+    """Of the second of three directions, at a row where the forward pass had no answer."""
+    box = Waves(3, 7)
+    site = site_of(box, Simultaneous(3), batch=1, groups=groups)
+    site = site._replace(y=torch.full_like(site.y, math.nan))
+    lost = site.x + site.delta[1]
+    g = Simultaneous(3).vjp(site, Asked(box, lambda p: (p == lost).all(-1, keepdim=True)), EVERYTHING)
+    without = Simultaneous(2).vjp(site._replace(delta=site.delta[[0, 2]]), Asked(box), EVERYTHING)
+    assert torch.allclose(g, without, rtol=1e-9)
 
 
 def test_directions_are_weighted_by_their_steps():
