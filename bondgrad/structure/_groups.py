@@ -23,7 +23,7 @@ class Groups:
     """
 
     def __init__(self, colour: Tensor, depends: Tensor, cell: int = 1) -> None:
-        self.colour, self.depends, self.cell = colour, depends, cell
+        self.colour, self.depends, self.cell = colour.cpu(), depends.cpu(), cell
         self.count = int(colour.max()) + 1
         self._matrices: dict[tuple[torch.dtype, torch.device], Tensor] = {}
         self._subsets: dict[tuple[int, int, torch.device], GroupSubset] = {}
