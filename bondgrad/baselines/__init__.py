@@ -1,4 +1,4 @@
-"""Baselines that perturb the parameters themselves, and fill `.grad` from a loss closure."""
+"""Baselines that perturb the parameters of a network instead of the inputs of a box, and fill `.grad` from the loss."""
 
 from bondgrad.baselines._fdsa import FDSA
 from bondgrad.baselines._pgt import PGT

@@ -1,28 +1,27 @@
-"""PGT: SPSA with magnitudes that vary."""
+"""PGT: all parameters at once, by steps of different sizes."""
 
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-from bondgrad.baselines._perturb import Closure, checked_parameters, fill_simultaneously
-from bondgrad.errors import positive_float, positive_int
-from bondgrad.torch_support._random import Generators
+from bondgrad.baselines._simultaneous import SimultaneousPerturbation
 
 
-class PGT:
+class PGT(SimultaneousPerturbation):
     """Perturbative Gradient Training: SPSA whose perturbations differ in size as well as in sign.
 
         |Δ_ki| = μ (1 + r u),   u ~ U[-1, 1]
 
-    so that more directions than the 2^d of plain signs can be searched. Costs 2n evaluations of the loss.
+    With plain signs there are only 2^P directions for P parameters; different sizes allow any number. It costs 2n
+    evaluations of the loss.
 
     Args:
         params: The parameters whose gradient is wanted.
         mu: Mean size of the perturbation.
         r: Spread of the sizes, in [0, 1). At 0 this is SPSA.
         n: Directions.
-        seed: Of the random numbers. None: drawn from torch's.
+        seed: The seed of the random numbers. None: drawn from torch's global generator.
     """
 
     def __init__(
@@ -30,22 +29,11 @@ class PGT:
     ) -> None:
         if not (isinstance(r, (int, float)) and 0 <= r < 1):
             raise ValueError(f"r must be in [0, 1), got {r!r}")
-        self.params = checked_parameters(params)
-        self.mu = positive_float("mu", mu)
+        super().__init__(params, mu, n, seed)
         self.r = r
-        self.n = positive_int("n", n)
-        self.random = Generators(seed)
 
-    def estimate(self, closure: Closure) -> None:
-        """Overwrite every parameter's `.grad`; the parameters are put back as they were.
-
-        Args:
-            closure: Returns the loss at the parameters' present values. Called without gradients, so it must not
-                call backward.
-        """
-        fill_simultaneously(self.params, closure, self.n, self._draw)
-
-    def _draw(self, at: Tensor) -> Tensor:
+    def draw(self, at: Tensor) -> Tensor:
+        """See `SimultaneousPerturbation.draw`."""
         generator = self.random.on(at.device)
         size = self.mu * (1 + self.r * torch.empty_like(at).uniform_(-1, 1, generator=generator))
         return torch.copysign(size, torch.empty_like(at).uniform_(-1, 1, generator=generator))

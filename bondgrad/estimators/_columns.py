@@ -53,8 +53,6 @@ def _grouped_slopes(site: Site, evaluate: Evaluate, ends: list[Tensor], rows: sl
     x, inputs = site.x, part.inputs
     points = torch.where(part.moved[:, None], torch.stack(ends, 1)[:, None], x[:, None, None])  # [b, j, ends, d]
     y, ok = evaluate(points, rows)  # [b, j, ends, d_out], [b, j, ends]
-    usable = None  # [b, j, ends, d_out]
-    if ok is not None:
-        ok, usable = part.usable(torch.isfinite(y))  # `ok` is [b, n, ends] from here on
+    moved, usable = (None, None) if ok is None else part.usable(torch.isfinite(y))  # [b, n, ends], [b, j, ends, d_out]
     products = output_difference(y, usable, site.y).mul_(site.gy.unsqueeze(1))  # [b, j, d_out]
-    return part.sum_by_input(products).div_(input_difference([end[:, inputs] for end in ends], ok, x[:, inputs]))
+    return part.sum_by_input(products).div_(input_difference([end[:, inputs] for end in ends], moved, x[:, inputs]))

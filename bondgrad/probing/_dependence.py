@@ -5,12 +5,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bondgrad.measuring._rounding import ROUNDING_UNITS
 from bondgrad.measuring._sampler import MeasurementSkipped, Sampler
 from bondgrad.probing._facts import Facts
 from bondgrad.probing._number_format import percent
 from bondgrad.structure import colour
-from bondgrad.structure.discovery._detect import POINTS, REPEATS, find_dependencies
-from bondgrad.structure.discovery._search_batch import ROUNDING, SearchBatch
+from bondgrad.structure.discovery._dependencies import SETTINGS as SEARCH
+from bondgrad.structure.discovery._dependencies import find_dependencies
+from bondgrad.structure.discovery._search_batch import SearchBatch
 
 
 @dataclass(frozen=True)
@@ -68,16 +70,16 @@ def measure_dependence(sampler: Sampler, facts: Facts, generator: torch.Generato
 def _search(sampler: Sampler, facts: Facts, unit: Tensor, generator: torch.Generator) -> Tensor:
     """[d_out, d] bool, which outputs depend on which inputs; `unit` [d_out] as `_rounding_deviation` has it."""
     rows, d = facts.usable, sampler.x.shape[1]
-    sampler.require(POINTS * (d * (2 if facts.noisy else 1) + REPEATS + 1))
+    sampler.require(SEARCH.rows * (d * (2 if facts.noisy else 1) + SEARCH.repeats + 1))
 
     def evaluate(points: Tensor, which: Tensor) -> Tensor:
         return sampler.ask(points, rows[which])
 
-    eps = float((unit / facts.scale.clamp_min(1e-300)).max()) / ROUNDING
+    eps = float((unit / facts.scale.clamp_min(1e-300)).max()) / ROUNDING_UNITS
     x, y, at_once = sampler.x[rows], facts.y[rows], sampler.caller.largest
     batch = SearchBatch(x, y, evaluate, at_once, max(eps, 1e-12), eps, sampler.low, sampler.high)
     found = find_dependencies(batch, generator)
-    if found.heard < SETTINGS.answered:
+    if found.answered < SETTINGS.answered:
         raise MeasurementSkipped("too many points failed")
     return found.depends
 

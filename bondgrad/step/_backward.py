@@ -68,13 +68,13 @@ def rows_of(step: StepInputs) -> Batch:
 
 
 def search_structure(step: StepInputs, box: Neighbourhood) -> Discovery | None:
-    """Look at which outputs depend on which inputs, if it is time to."""
+    """Search the structure of the box, if the tracker says that a search is due."""
     tracker, time = step.tracker, step.x.shape[1] // step.parts.in_features
     if tracker is None or not step.forward.training or step.capturing or not tracker.due(time):
         return None
     rounding = step.parts.function.rounding or torch.finfo(step.x.dtype).eps
     noise = assumed_noise(step, step.schedule.noise)
-    return box.run(lambda: tracker.look(box.search_batch(noise, rounding)))
+    return box.run(lambda: tracker.search(box.search_batch(noise, rounding)))
 
 
 def assumed_noise(step: StepInputs, measured: float) -> float:

@@ -23,7 +23,7 @@ class Groups:
     """
 
     def __init__(self, colour: Tensor, depends: Tensor, cell: int = 1) -> None:
-        self.colour, self.depends, self.cell = colour, depends, cell
+        self.colour, self.depends, self.cell = colour.cpu(), depends.cpu(), cell
         self.count = int(colour.max()) + 1
         self._matrices: dict[tuple[torch.dtype, torch.device], Tensor] = {}
         self._subsets: dict[tuple[int, int, torch.device], GroupSubset] = {}
@@ -65,15 +65,9 @@ class Groups:
         source = torch.full((stop - start, cells), -1, device="cpu")
         i, c = columns.nonzero().unbind(1)
         source[group[i], c] = i
-        moved = torch.zeros(stop - start, len(self.colour), dtype=torch.bool, device="cpu")
-        moved[group, inputs] = True
-        return GroupSubset(
-            inputs=slice(None) if bool(members.all()) else inputs.to(device),
-            moved=moved.to(device),
-            source=source.flatten().to(device),
-            cell=self.cell,
-            gathers=gathers,
-        )
+        moved = self.colour == torch.arange(start, stop, device="cpu")[:, None]  # [j, d]
+        which = slice(None) if bool(members.all()) else inputs.to(device)
+        return GroupSubset(which, moved.to(device), source.flatten().to(device), self.cell, gathers)
 
 
 class Gather(NamedTuple):

@@ -32,7 +32,7 @@ def plot(what: "Tensor | np.ndarray | Detection | BlackBox", ax: "Axes | None" =
         >>> ax.get_title()
         '1 group for 4 inputs (at least 1)'
     """
-    try:  # loads late, and is not needed elsewhere
+    try:  # matplotlib is optional, and loads only here
         import matplotlib.pyplot as plt
         from matplotlib.ticker import MaxNLocator
     except ImportError as error:
@@ -42,8 +42,7 @@ def plot(what: "Tensor | np.ndarray | Detection | BlackBox", ax: "Axes | None" =
     if ax is None:
         _, ax = plt.subplots(figsize=(5, 5), layout="constrained")
     count = int(colour.max()) + 1
-    names = "tab10" if count <= 10 else "tab20" if count <= 20 else "turbo"
-    palette = plt.get_cmap(names)
+    palette = plt.get_cmap("tab10" if count <= 10 else "tab20" if count <= 20 else "turbo")
     # The golden ratio puts colours of neighbouring groups far apart on a continuous palette.
     shades = torch.tensor([palette(i if count <= 20 else (i * 0.618) % 1.0) for i in range(count)], device="cpu")
     outputs, inputs = depends.nonzero().unbind(1)
@@ -58,13 +57,8 @@ def plot(what: "Tensor | np.ndarray | Detection | BlackBox", ax: "Axes | None" =
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_locator(MaxNLocator(nbins="auto", integer=True))
     groups = "group" if count == 1 else "groups"
-    ax.set(
-        xlabel="input",
-        ylabel="output",
-        xlim=(-0.5, columns - 0.5),
-        ylim=(rows - 0.5, -0.5),
-        title=f"{count} {groups} for {columns} inputs (at least {lower_bound(depends)})",
-    )
+    ax.set(xlabel="input", ylabel="output", xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5))
+    ax.set_title(f"{count} {groups} for {columns} inputs (at least {lower_bound(depends)})")
     return ax
 
 

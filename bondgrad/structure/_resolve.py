@@ -10,25 +10,23 @@ from bondgrad.structure.discovery._tracker import AutoHorizon, AutoPattern, Auto
 
 
 def resolve(structure: Any, fn: Callable[..., Any]) -> Structure | AutoStructure:  # noqa: ANN401
-    """The structure that an argument stands for; None stands for `fn.structure`, or "dense" if there is none."""
+    """The structure that an argument stands for; None stands for `fn.structure`, or for "dense" if there is none."""
     if structure is None:
-        own = getattr(fn, "structure", None)
-        # An attribute of that name may mean something else.
-        structure = own if _is_name(own) or isinstance(own, Structure) or as_pattern(own) is not None else "dense"
-    if _is_name(structure):
-        return Dense() if structure == "dense" else AutoPattern()
-    if isinstance(structure, Detection):
-        structure = structure.depends
-    if as_pattern(structure) is not None:
-        return Pattern(structure)
-    if not isinstance(structure, Structure):
+        return _resolved(getattr(fn, "structure", None)) or Dense()  # an attribute of that name may mean something else
+    found = _resolved(structure)
+    if found is None:
         raise ValueError(
             "structure must be 'dense', 'auto', Blocks(n_in, n_out), Sequence(horizon), a pattern [out_features, "
             f"in_features] of booleans (pattern.bool()), or None, got {structure!r}"
         )
-    return AutoHorizon() if isinstance(structure, Sequence) and structure.horizon == "auto" else structure
+    return found
 
 
-def _is_name(structure: object) -> bool:
-    """Whether this is one of the names of a structure."""
-    return isinstance(structure, str) and structure in ("dense", "auto")
+def _resolved(structure: object) -> Structure | AutoStructure | None:
+    """The structure that a value stands for; None, if it stands for none."""
+    if isinstance(structure, str):
+        return Dense() if structure == "dense" else AutoPattern() if structure == "auto" else None
+    if isinstance(structure, Structure):
+        return AutoHorizon() if isinstance(structure, Sequence) and structure.horizon == "auto" else structure
+    pattern = as_pattern(structure.depends if isinstance(structure, Detection) else structure)
+    return None if pattern is None else Pattern(pattern)

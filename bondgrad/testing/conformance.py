@@ -288,13 +288,13 @@ def along(asked: Tensor, box: ExactBox, x: Tensor, gy: Tensor, depends: Tensor |
         box: The box.
         x: [B, d].
         gy: [B, d_out].
-        depends: [d_out, d] the outputs that speak for each input; None: all.
+        depends: [d_out, d] which outputs depend on which inputs; None: all on all.
     """
     pairs = asked.view(len(x), -1, 2, x.shape[1]).double()
     span = pairs[:, :, 0] - pairs[:, :, 1]  # [B, n, d]
     change = torch.einsum("bo,boi,bni->bno", gy.double(), box.jacobian(x.double()), span)
-    speaks = torch.ones(box.out_features, box.in_features) if depends is None else depends
-    change = change @ speaks.double()  # [B, n, d]
+    used = torch.ones(box.out_features, box.in_features) if depends is None else depends
+    change = change @ used.double()  # [B, n, d]
     return ((change * span).sum(1) / span.square().sum(1)).to(x.dtype)
 
 

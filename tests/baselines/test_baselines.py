@@ -131,6 +131,22 @@ def test_losses_that_are_not_finite_are_left_out(method):
 
 
 @pytest.mark.parametrize("method", [SPSA, PGT])
+def test_the_mean_is_over_the_directions_that_are_left(method):
+    w = torch.zeros(1, requires_grad=True)
+    calls = iter(range(8))
+    method([w], n=4, seed=0).estimate(lambda: 3 * w.sum() if next(calls) < 4 else math.inf)
+    assert w.grad.item() == pytest.approx(3)
+
+
+@pytest.mark.parametrize("method", [SPSA, PGT, FDSA])
+def test_a_step_that_rounding_swallows_gives_no_gradient(method):
+    w = torch.tensor([1e10, 1.0], requires_grad=True)
+    method([w], mu=0.125).estimate(lambda: w[1].double())
+    assert w.grad[0] == 0
+    assert w.grad[1] == 1
+
+
+@pytest.mark.parametrize("method", [SPSA, PGT])
 def test_the_seed_decides(method):
     grads = []
     for seed in (1, 1, 2):

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from bondgrad import BlackBox, BoxError
-from bondgrad.estimators import chunks
 from bondgrad.evaluators import Driver, Local
 from bondgrad.policies import Fixed
 from tests.helpers import gradient
@@ -148,15 +147,3 @@ def test_the_state_does_not_depend_on_portions_where_answers_are_of_double_preci
         a, b = (gradient(layer, x, torch.ones(64, 3)) for layer in layers)
         assert torch.equal(a, b)
     assert torch.equal(layers[0].policy_state.sums, layers[1].policy_state.sums)
-
-
-@pytest.mark.parametrize(
-    ("batch", "items", "points", "max_rows"), [(7, 5, 2, 1), (7, 5, 2, 13), (7, 5, 1, 35), (1, 1, 2, 9)]
-)
-def test_chunks_cover_everything_once(batch, items, points, max_rows):
-    covered = torch.zeros(batch, items)
-    for rows, part in chunks(batch, items, points, max_rows):
-        covered[rows, part] += 1
-        size = (rows.stop - rows.start) * (part.stop - part.start) * points
-        assert size <= max(max_rows, points)
-    assert (covered == 1).all()

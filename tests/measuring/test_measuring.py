@@ -7,6 +7,7 @@ import torch
 
 from bondgrad.measuring._moves import one_input_moved
 from bondgrad.measuring._noise import noise_from_repeats
+from bondgrad.measuring._rounding import ROUNDING_UNITS, RoundingNoise
 from bondgrad.measuring._spread import Spread, input_sums
 
 
@@ -51,3 +52,11 @@ def test_spread_of_a_joint_batch_is_that_of_all_rows():
     x = torch.randn(12, 4) + 100
     parts = sum(input_sums(part) for part in (x[:5], x[5:]))
     assert torch.allclose(Spread.of(x[:5], parts, 12).deviation, x.double().std(0, correction=0).float())
+
+
+def test_rounding_goes_by_the_larger_answer_and_by_the_usual_one():
+    y = torch.tensor([[1.0, 0.0], [-3.0, math.nan], [2.0, 0.0]])
+    rounding = RoundingNoise.of(y, 0.5)
+    assert rounding.usual.tolist() == [2, 0]
+    between = rounding.between(torch.tensor([[1.0, -4.0], [-8.0, math.nan]]), torch.tensor([[0.5, 2.0], [1.0, 1.0]]))
+    assert (between / ROUNDING_UNITS).tolist() == [[1, 2], [4, 0]]  # nothing is known of an answer that did not come

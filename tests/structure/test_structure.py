@@ -54,7 +54,7 @@ def test_every_policy(policy):
         assert torch.allclose(a, b)
 
 
-def test_simultaneous_hears_only_the_outputs_of_an_input():
+def test_simultaneous_uses_only_the_outputs_of_an_input():
     pattern = blocks(20, 2, 2)
     box = Sparse(pattern)
     x, gy = torch.randn(200, 40), torch.randn(200, 40)
@@ -67,7 +67,7 @@ def test_simultaneous_hears_only_the_outputs_of_an_input():
     assert errors[1] < 0.3 * errors[0]  # noise from one other input instead of 39
 
 
-def test_simultaneous_with_an_output_that_hears_everything():
+def test_simultaneous_with_an_output_that_depends_on_everything():
     """There is nothing to group, but the other outputs still have one input each."""
     pattern = torch.eye(30).bool()
     pattern[0] = True
@@ -127,9 +127,9 @@ def test_a_box_says_it_itself():
     layer = BlackBox(Modular(), 8, policy="bond")
     gradient(layer, torch.randn(4, 8), torch.randn(4, 8))
     assert layer.stats.evaluations == 4 * (1 + 4)
-    told = BlackBox(Modular(), 8, structure="dense", policy="bond")
-    gradient(told, torch.randn(4, 8), torch.randn(4, 8))
-    assert told.stats.evaluations == 4 * (1 + 16)
+    given = BlackBox(Modular(), 8, structure="dense", policy="bond")
+    gradient(given, torch.randn(4, 8), torch.randn(4, 8))
+    assert given.stats.evaluations == 4 * (1 + 16)
 
 
 def test_other_ways_to_say_it():

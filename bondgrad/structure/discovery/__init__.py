@@ -1,1 +1,1 @@
-"""Finding out which outputs depend on which inputs, and noticing when that changes."""
+"""Finding out the structure of a box from evaluations: its pattern of dependencies, or the length of its memory."""

@@ -66,7 +66,7 @@ def test_short_sequences_say_nothing_of_long_ones(times):
 
 
 def test_nothing_seen_is_nothing_known():
-    """A first batch that the box does not hear, or does not answer."""
+    """A first batch to which the box does not react, or which it does not answer."""
     failing = [True]
 
     def fn(x):

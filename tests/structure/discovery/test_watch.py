@@ -74,7 +74,7 @@ def train_until(done, layer, x, gy):
 
 
 class Waking:
-    """Two blocks; from some moment on the second hears the first."""
+    """Two blocks; from some moment on the second depends on the first."""
 
     def __init__(self, strength):
         self.strength, self.awake = strength, False

@@ -1,0 +1,199 @@
+"""The search for dependencies: inputs are moved one by one, and outputs that change more than by noise are noted."""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bondgrad.measuring._moves import one_input_moved
+from bondgrad.measuring._noise import noise_from_repeats
+from bondgrad.measuring._rounding import RoundingNoise
+from bondgrad.measuring._statistics import normal_quantile
+from bondgrad.structure.discovery._search_batch import SearchBatch, between
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """How thoroughly dependencies are searched. Changes of outputs are counted in their standard deviations.
+
+    The numbers of rows, rounds and repeats are choices between cost and thoroughness: a round costs `rows` evaluations
+    per input, twice as many for a box with noise, and `rows` times `repeats` for the noise itself.
+    """
+
+    rows: int = 8  # at which every input is moved in one round
+    rounds: int = 4  # at most
+    unseen: float = 1e-3  # the part of the dependencies that may be unseen, by estimate, without another round
+    fractions: tuple[float, ...] = (1, 1 / 2, 1 / 4, 1 / 64)  # of the way to the farthest value, in turn over the rows
+    repeats: int = 16  # evaluations of a row that show its noise, with a standard error of 22 % if it is normal
+    suspicion: float = 4.0  # a larger change is looked at again: by noise alone it is one comparison in 16,000
+    certainty: float = 6.0  # a larger change is believed: by noise alone it is one comparison in 500 million
+    confirmations: int = 8  # pairs of evaluations for each dependency that is looked at again
+    watched_rows: int = 16  # that are moved in one check of a known pattern, in three evaluations each
+    watch_confirmations: int = 16  # pairs of evaluations of each row at which such a check suspects a change
+    false_alarm: float = 0.01  # chance that the pattern has any dependency that is none, for normal noise
+    miss: float = 0.01  # chance, at each row, to overlook a change of the size that `Detection.least` states
+
+
+SETTINGS = SearchSettings()
+SQRT2 = math.sqrt(2)  # the standard deviation of the difference of two answers, over that of an answer
+
+
+class Dependencies(NamedTuple):
+    """Which outputs depend on which inputs."""
+
+    depends: Tensor  # [d_out, d] bool
+    noise: Tensor  # [d_out] standard deviation of the outputs
+    unseen: float  # estimated number of dependencies that showed at none of the rows
+    answered: float  # fraction of the pattern for which at least one comparison did not fail
+
+
+def find_dependencies(batch: SearchBatch, generator: torch.Generator) -> Dependencies:
+    """Find which outputs depend on which inputs. Where every comparison failed, they are taken to depend."""
+    seen: Responses | None = None
+    paired = False
+    for _ in range(SETTINGS.rounds):
+        rows = batch.choose_rows(SETTINGS.rows, generator)
+        noise, deterministic = measure_noise(batch, rows)
+        paired |= not deterministic
+        turns = torch.arange(len(rows), device=batch.x.device) % len(SETTINGS.fractions)
+        targets = between(batch.x[rows], batch.farthest(rows), batch.x.new_tensor(SETTINGS.fractions)[turns, None])
+        more = responses(batch, rows, targets, noise, paired)
+        seen = more if seen is None else seen.joined(more)
+        unseen = seen.unseen()
+        if unseen <= SETTINGS.unseen * float((seen.certain > 0).sum()):
+            break
+    assert seen is not None
+    depends = seen.largest > SETTINGS.suspicion
+    doubtful = depends & (seen.certain < 2)
+    if paired and bool(doubtful.any()):
+        depends = (depends & ~doubtful) | confirmed(batch, seen, doubtful)
+    unanswered = seen.answered == 0
+    pooled = seen.noise.square().mean(0).sqrt()  # [d_out]
+    return Dependencies(depends | unanswered, pooled, unseen, 1 - float(unanswered.double().mean()))
+
+
+def measure_noise(batch: SearchBatch, rows: Tensor) -> tuple[Tensor, bool]:
+    """The standard deviation [r, d_out] of the outputs at rows [r], from repeated evaluations.
+
+    Also returns whether the box is deterministic: whether all answers are those of the forward pass but for rounding,
+    which may depend on where a row stands in a request.
+    """
+    x, y = batch.x[rows], batch.y[rows]
+    repeats = batch.ask(x[:, None, None].expand(-1, SETTINGS.repeats, 1, -1), rows).squeeze(2)  # [r, repeats, d_out]
+    own = noise_from_repeats(repeats, dim=1, order=1, over=(1,))  # [r, d_out], since some rows may be noisier
+    pooled = own.square().mean(0).sqrt()  # [d_out]
+    rounding = RoundingNoise.of(batch.y, batch.rounding).between(y, y)  # [r, d_out]
+    differences = (repeats - y[:, None]).abs().nan_to_num(0)
+    deterministic = not bool((differences > SETTINGS.suspicion * rounding[:, None]).any())
+    return torch.maximum(torch.maximum(own, pooled), rounding), deterministic
+
+
+class Responses(NamedTuple):
+    """How the outputs changed when inputs were moved one by one, at r rows."""
+
+    rows: Tensor  # [r] the numbers of the rows in the batch
+    targets: Tensor  # [r, d] the values that their inputs were moved to
+    noise: Tensor  # [r, d_out] standard deviation of the outputs there
+    largest: Tensor  # [d_out, d] the largest change over the rows, in standard deviations
+    where: Tensor  # [d_out, d] the row of the largest change, as a position in `rows`
+    certain: Tensor  # [d_out, d] the number of rows with a change above `SearchSettings.certainty`
+    answered: Tensor  # [d_out, d] the number of rows at which both answers came
+
+    def joined(self, more: "Responses") -> "Responses":
+        """The responses at the rows of both."""
+        rows, targets, noise = (torch.cat(both) for both in zip(self[:3], more[:3], strict=True))
+        largest = torch.maximum(self.largest, more.largest)
+        where = torch.where(more.largest > self.largest, more.where + len(self.rows), self.where)
+        certain, answered = self.certain + more.certain, self.answered + more.answered
+        return Responses(rows, targets, noise, largest, where, certain, answered)
+
+    def unseen(self) -> float:
+        """The estimated number of dependencies that showed at none of the rows.
+
+        This is Chao's lower bound for a number of unseen classes, in its bias-corrected form f₁ (f₁ - 1) / 2 (f₂ + 1),
+        where f₁ and f₂ are the numbers of dependencies that showed at exactly one and at exactly two rows.
+
+        References:
+            A. Chao, "Nonparametric estimation of the number of classes in a population", Scandinavian Journal of
+            Statistics, 1984.
+        """
+        once, twice = (int((self.certain == n).sum()) for n in (1, 2))
+        return once * (once - 1) / (2 * (twice + 1))
+
+
+def responses(batch: SearchBatch, rows: Tensor, targets: Tensor, noise: Tensor, paired: bool) -> Responses:
+    """Move inputs one by one, and see how the outputs change.
+
+    Args:
+        batch: The box.
+        rows: [r] the numbers of the rows.
+        targets: [r, d] the value that each input is moved to.
+        noise: [r, d_out] standard deviation of the outputs.
+        paired: Whether the row itself is evaluated beside every moved one, so that drift does no harm. If not, moved
+            rows are compared with `batch.y`.
+    """
+    x, base = batch.x[rows], torch.where(torch.isfinite(batch.y[rows]), batch.y[rows], math.nan)
+    (r, d), d_out = x.shape, base.shape[1]
+    largest = torch.zeros(d_out, d, dtype=base.dtype, device=x.device)
+    where, certain, answered = (torch.zeros(d_out, d, dtype=torch.long, device=x.device) for _ in range(3))
+    rounding = RoundingNoise.of(batch.y, batch.rounding)
+    ends = torch.stack((targets, x) if paired else (targets,), 1)  # [r, ends, d]
+    at_once = max(1, batch.max_points // (r * ends.shape[1]))
+    for first in range(0, d, at_once):
+        inputs = slice(first, min(d, first + at_once))
+        y = batch.ask(one_input_moved(x, inputs, ends[:, :, inputs]), rows)  # [r, inputs, ends, d_out]
+        moved, unmoved = y[:, :, 0], y[:, :, 1] if paired else base[:, None]
+        answered[:, inputs] = torch.isfinite(moved - unmoved).sum(0).T
+        change = (moved - unmoved).abs() / (SQRT2 * torch.maximum(noise[:, None], rounding.between(moved, unmoved)))
+        change.nan_to_num_(0, math.inf, 0)  # NaN comes of a failure, and of an output that is always zero
+        largest[:, inputs], where[:, inputs] = (t.T for t in change.max(0))
+        certain[:, inputs] = (change > SETTINGS.certainty).sum(0).T
+    return Responses(rows, targets, noise, largest, where, certain, answered)
+
+
+def mean_change(batch: SearchBatch, rows: Tensor, moved: Tensor, noise: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """The mean change of the outputs over n pairs of evaluations, in its standard deviations: [r, d_out].
+
+    Args:
+        batch: The box.
+        rows: [r] the numbers of the rows.
+        moved: [r, d] the point that each row is compared with.
+        noise: [r, d_out] standard deviation of the outputs, as far as it is known.
+        n: The number of pairs.
+
+    Returns:
+        Also the noise [r, d_out] as it is known after this: of an output that jumps now and then it may show here only.
+    """
+    pairs = torch.stack((moved, batch.x[rows]), 1)[:, None].expand(-1, n, -1, -1)  # [r, n, 2, d]
+    y = batch.ask(pairs, rows)
+    change = y[:, :, 0] - y[:, :, 1]  # [r, n, d_out]
+    noise = torch.maximum(noise, change.std(1).nan_to_num(0) / SQRT2)
+    return change.nanmean(1).abs() * math.sqrt(n) / (SQRT2 * noise), noise
+
+
+def confirmed(batch: SearchBatch, seen: Responses, doubtful: Tensor) -> Tensor:
+    """Which of the doubtful dependencies [d_out, d] show again, at the row where each had its largest change.
+
+    The false-alarm probability is that of the whole pattern: it is divided by the number of doubtful dependencies
+    (Bonferroni), and among the two signs of a change.
+    """
+    o, i = doubtful.nonzero().unbind(1)
+    d = doubtful.shape[1]
+    # Outputs that are doubtful for the same input at the same row share their evaluations: k moves for all of them.
+    moves, move_of = torch.unique(seen.where[o, i] * d + i, return_inverse=True)  # [k], [doubtful]
+    at, inputs = moves // d, moves % d  # [k] each
+    at_once = 1 if batch.whole else max(1, batch.max_points // (2 * SETTINGS.confirmations))
+    changes = []
+    for part in (slice(first, first + at_once) for first in range(0, len(moves), at_once)):
+        # A box with a memory is asked about all rows, though only one is of interest.
+        which = torch.arange(len(seen.rows), device=o.device) if batch.whole else at[part]
+        rows, column = seen.rows[which], inputs[part].expand(len(which))[:, None]
+        values = seen.targets[which].gather(1, column)[:, None]
+        moved = one_input_moved(batch.x[rows], column, values).flatten(0, 2)
+        change, _ = mean_change(batch, rows, moved, seen.noise[which], SETTINGS.confirmations)
+        changes.append(change[at[part]] if batch.whole else change)
+    result = torch.zeros_like(doubtful)
+    result[o, i] = torch.cat(changes)[move_of, o] > normal_quantile(1 - SETTINGS.false_alarm / (2 * len(o)))
+    return result

@@ -1,0 +1,108 @@
+"""Groups of inputs that move together: sums over outputs that depend on an input, and what a failure costs."""
+
+import pytest
+import torch
+
+from bondgrad.structure import Groups, Pattern, Structure, colour
+from tests.patterns import PATTERNS
+
+CPU = torch.device("cpu")
+
+
+def groups_of(name, cell):
+    pattern = PATTERNS[name]
+    return Groups(colour(pattern), pattern, cell)
+
+
+@pytest.mark.parametrize("cell", [1, 3])
+@pytest.mark.parametrize("name", PATTERNS)
+def test_sums_over_the_outputs_that_depend_on_an_input(name, cell):
+    groups = groups_of(name, cell)
+    by_output = groups.depends.repeat_interleave(cell, 0)  # [d_out, d]
+    products = torch.randn(2, 5, len(by_output), dtype=torch.float64)
+    expected = torch.stack([products[..., by_output[:, i]].sum(-1) for i in range(by_output.shape[1])], -1)
+    assert torch.allclose(groups.sum_by_input(products), expected)
+    assert groups.sum_by_input(products.float()).dtype == torch.float32
+    assert torch.allclose(groups.sum_by_input(products), expected)  # in either precision, in turn
+
+
+@pytest.mark.parametrize("cell", [1, 3])
+@pytest.mark.parametrize("name", PATTERNS)
+def test_subsets(name, cell):
+    """Every input once, moved with its group, and the sum over its own outputs when that group moves."""
+    groups = groups_of(name, cell)
+    by_output, d = groups.depends.repeat_interleave(cell, 0), groups.depends.shape[1]
+    products = torch.randn(3, groups.count, len(by_output), dtype=torch.float64)
+    expected = torch.stack([products[:, groups.colour[i], by_output[:, i]].sum(1) for i in range(d)], 1)
+    for size in {1, 2, groups.count}:
+        sums, moved = torch.full((3, d), torch.nan, dtype=torch.float64), torch.zeros(d)
+        for start in range(0, groups.count, size):
+            which = slice(start, min(start + size, groups.count))
+            part = groups.subset(which, CPU)
+            assert part is groups.subset(which, CPU)
+            sums[:, part.inputs] = part.sum_by_input(products[:, which])
+            assert torch.equal(part.moved, groups.colour == torch.arange(which.start, which.stop)[:, None])
+            moved += part.moved.sum(0)
+            assert (part.inputs == slice(None)) if size >= groups.count else len(part.inputs) == part.moved.sum()
+        assert torch.allclose(sums, expected)
+        assert (moved == 1).all()
+
+
+def test_gathers_are_by_similar_numbers_of_outputs():
+    """Inputs that 1, 2, 3 and 8 outputs depend on: an input with many does not pad all others."""
+    counts = [1, 2, 3, 8, 0]
+    depends = torch.zeros(14, 5).bool()
+    for i in range(5):
+        depends[sum(counts[:i]) : sum(counts[: i + 1]), i] = True
+    part = Groups(torch.zeros(5, dtype=torch.long), depends).subset(slice(0, 1), CPU)
+    assert [(g.where.tolist(), g.width, g.padded) for g in part.gathers] == [
+        ([0, 4], 1, True),  # no output depends on the last: it has the zero
+        ([1], 2, False),
+        ([2], 3, False),
+        ([3], 8, False),
+    ]
+    assert part.sum_by_input(torch.ones(2, 1, 14)).tolist() == [counts] * 2
+
+
+def test_inputs_that_never_move():
+    groups = Groups(torch.tensor([0, -1, 1]), torch.eye(3).bool())
+    assert groups.count == 2
+    part = groups.subset(slice(0, 2), CPU)
+    assert part.inputs.tolist() == [0, 2]
+    assert part.moved.tolist() == [[True, False, False], [False, False, True]]
+
+
+@pytest.mark.parametrize("cell", [1, 2])
+def test_what_a_failure_costs(cell):
+    """Three cells, two groups: inputs 0 and 1 move together, input 2 by itself."""
+    depends = torch.tensor([[1, 0, 1], [0, 1, 1], [0, 1, 0]]).bool()
+    part = Groups(torch.tensor([0, 0, 1]), depends, cell).subset(slice(0, 2), CPU)
+    finite = torch.ones(1, 2, 2, 3 * cell).bool()  # [b, j, ends, d_out]
+    finite[0, 0, 1, 2 * cell] = False  # the first output of the third cell, at the second end of the first group
+    finite[0, 1, 0, 2 * cell] = False  # at the first end of the second group, where nothing depends on it
+    inputs, outputs = part.usable(finite)
+    assert inputs.tolist() == [[[True, True], [True, False], [True, True]]]
+    expected = torch.tensor([[[1, 1, 1], [1, 0, 0]], [[1, 1, 0], [1, 1, 0]]]).bool()  # [j, ends, cells]
+    assert torch.equal(outputs[0], expected.repeat_interleave(cell, 2))
+
+
+def test_a_structure_keeps_the_last_shapes():
+    structure, made = Structure(), []
+
+    def of(key):
+        return structure.cached(key, lambda: made.append(key) or key)
+
+    assert [of(key) for key in (*range(8), 3, *range(8))] == [*range(8), 3, *range(8)]
+    assert made == list(range(8)) == list(structure.cache)
+    of(8)
+    assert list(structure.cache) == list(range(1, 9))  # the oldest has gone
+
+
+def test_what_is_kept_is_not_copied():
+    structure = Pattern(PATTERNS["grid"])
+    assert "groups" not in repr(structure)  # before they are needed
+    groups = structure.groups(16, 16)
+    assert groups is structure.groups(16, 16)
+    assert "5 groups" in repr(structure)
+    assert "_cache" not in structure.__getstate__()
+    assert "depends" in structure.__getstate__()
