@@ -92,7 +92,8 @@ def detect(
     _check_arguments(fn, x)
     function, driver = RowFunction(fn, None), Driver(Local() if evaluator is None else evaluator)
     bounds = None if limits is None else Limits(limits, x.shape[1])
-    rows, contexts = inside(bounds, x.detach()), context_rows(context, x.shape[:1])
+    rows = x.detach() if bounds is None else bounds.clamped(x.detach())
+    contexts = context_rows(context, x.shape[:1])
     low, high = (None, None) if bounds is None else bounds.like(rows)
 
     def evaluate(points: Tensor, which: Tensor) -> Tensor:
