@@ -1,7 +1,8 @@
-"""Steps from measured noise and curvature: nothing to be told."""
+"""Steps from measured noise and curvature."""
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,30 +43,37 @@ class CalibrationSettings:
 
 SETTINGS = CalibrationSettings()
 FACTORS = torch.logspace(-2, 1, 25, base=2, dtype=torch.float32, device="cpu")[:, None]  # [25, 1] for one change
-SUMS = 6  # numbers per input that are summed over the rows of trials: see `_sums`
+SUMS = 6  # fields of `TrialSums`
 
 
 class Calibrated(MeasuringPolicy):
-    """The step that is best for noise and curvature as they are measured. Nothing needs to be told.
+    """The step that is best for noise and curvature as they are measured.
 
-    The best step balances noise, whose share falls with the step, against bending, which grows with its square. Now and
-    then, for less than one evaluation in 20, some rows are measured at half and twice their steps. In a combination of
-    these three slopes neither the gradient nor the first term of bending is left: that is the noise. What the slopes at
-    twice the step do not tell of those at the step itself is bending. Only that part counts in full which differs from
-    row to row; what stretches or shrinks all slopes of an input alike, as in a box that saturates, leaves their signs
-    right, and counts for a tenth. Every input gets the step at which all errors together are least, relative to the
-    slope.
+    The error of a slope D(h) over a step h has two parts: noise, which falls with h, and bending (truncation), which
+    grows with a power of h. A trial measures the slopes of some rows at h/2, h and 2h, for less than one evaluation in
+    20. The combination of the three from which both the gradient and the first term of bending drop out is noise alone.
+    The part of D(h) that D(2h) does not predict, less that noise, is bending. Every input then gets the step at which
+    both errors together are least, relative to its slope.
 
-    Slopes are those for a loss gradient of norm 1, and steps are relative to the spread of their inputs, so that
-    neither the scale of the loss nor the units of inputs and outputs matter. No step is longer than one and a half
-    times that spread, or four times where most inputs go so far and nothing is stretched: of what the box does farther
-    out nothing is known. An input that shows no signal follows the others.
+    Bending counts in full where it differs from row to row. A factor common to all slopes of an input, as of a box that
+    saturates, leaves signs right and counts for a tenth. Slopes are those for a loss gradient of norm 1, and steps are
+    relative to the spread of their inputs, so that neither the scale of the loss nor the units of inputs and outputs
+    matter. No step is longer than one and a half times that spread, or four times where most inputs go that far and no
+    slopes are stretched: farther out nothing is known of the box. An input without a signal follows the others.
 
-    At the first step of all a ladder of steps is climbed, and each input starts where two rungs agree best. So it is
-    again when there is suddenly much more noise.
+    The first step of all comes from a ladder of steps, on which each input starts where two neighbouring rungs agree
+    best. It is climbed again when there is suddenly much more noise.
 
-    `BlackBox`'s `noise=` has no influence. Works with every estimator; of one with directions, such as `Simultaneous`,
-    all inputs of which move together, only the common length of the steps is adjusted.
+    Choosing a policy: this one is the default, since it needs no numbers and follows changes of noise and data. Take
+    `Bond` to train as the paper does, `Fixed` if you know a step that is right for all inputs, and `Optimal` if you
+    know the noise and the third derivative. `BlackBox(noise=...)` has no influence here. All estimators work; of one
+    that moves all inputs together, such as `Simultaneous`, only the common length of the steps is adjusted.
+
+    References:
+        P. Gill, W. Murray, M. Saunders, M. Wright, "Computing forward-difference intervals for numerical optimization",
+        SIAM Journal on Scientific and Statistical Computing, 1983, for the balance of the two errors.
+        H.-J. Shi, Y. Xie, M. Xuan, J. Nocedal, "Adaptive finite-difference interval estimation for noisy
+        derivative-free optimization", SIAM Journal on Scientific Computing, 2022, for testing ratios of differences.
     """
 
     share = 0.04
@@ -81,7 +89,7 @@ class Calibrated(MeasuringPolicy):
             "step": zeros,  # h; zero: not known yet
             "noise": torch.zeros((), dtype=torch.float32),  # h² times the variance of D(h), in units²
             "spread": zeros.clone(),
-            "sums": zeros.expand(SUMS, -1).clone(),  # over the rows of this round: see `_sums`
+            "sums": zeros.expand(SUMS, -1).clone(),  # over the rows of this round: see `TrialSums`
             "unit": torch.ones((), dtype=torch.float32),  # of slopes, lest their squares overflow
             "round": torch.zeros((), dtype=torch.float32),
         }
@@ -154,7 +162,10 @@ class Calibrated(MeasuringPolicy):
         wanted = a_trial * SETTINGS.rounds[min(int(state["round"]), len(SETTINGS.rounds) - 1)]
         if float(state["sums"][0].amax()) < wanted:
             return state
-        return _moved(state, differences) | {"sums": torch.zeros_like(state["sums"]), "round": state["round"] + 1}
+        return _changed_steps(state, differences) | {
+            "sums": torch.zeros_like(state["sums"]),
+            "round": state["round"] + 1,
+        }
 
 
 def _shrinking(state: State, spread: Tensor) -> Tensor:
@@ -164,18 +175,26 @@ def _shrinking(state: State, spread: Tensor) -> Tensor:
 
 def _is_another_box(state: State, summary: Tensor) -> bool:
     """Whether there is so much more noise than there was that the steps have nothing to do with it."""
-    rows, _, square, _, sound, noise = summary[:SUMS]
-    share = (noise / sound).nanmedian()
+    sums = TrialSums(*summary[:SUMS])
+    noise = (sums.noise / sums.sound).nanmedian()
     before = (state["noise"] / state["step"].square()).median()
-    lost = (share > SETTINGS.lost_noise * before) & (share > SETTINGS.lost_share * (square / rows).median())
-    return bool(lost & (rows.amax() >= SETTINGS.lost_rows) & (state["round"] > 0))
+    lost = (noise > SETTINGS.lost_noise * before) & (noise > SETTINGS.lost_share * (sums.square / sums.rows).median())
+    return bool(lost & (sums.rows.amax() >= SETTINGS.lost_rows) & (state["round"] > 0))
+
+
+class TrialSums(NamedTuple):
+    """Sums over the rows of trials, [d] each."""
+
+    rows: Tensor  # how many
+    product: Tensor  # D(h)·D(2h)
+    square: Tensor  # D(2h)²
+    residual: Tensor  # the square of the part of D(h) that D(2h) does not predict
+    sound: Tensor  # how many rows had all their evaluations
+    noise: Tensor  # the variance of D(h) at those
 
 
 def _sums(state: State, trial: StepTrial) -> Tensor:
-    """Over the rows, [SUMS, d]: their number, D(h)·D(2h), D(2h)², and the square of what D(2h) does not tell of D(h).
-
-    Then, of those rows where nothing failed, their number and their noise.
-    """
+    """The `TrialSums` of a trial, [SUMS, d]."""
     slopes = trial.slopes / state["unit"]
     known = torch.isfinite(slopes).all(0)  # [r, d]
     slopes = torch.where(known, slopes, 0)
@@ -183,65 +202,89 @@ def _sums(state: State, trial: StepTrial) -> Tensor:
     sound = known & trial.sound
     noise = torch.where(sound, trial._replace(slopes=slopes).noise(), 0)
     sums = torch.stack((known, one * two, two.square(), torch.zeros_like(one), sound, noise)).sum(1).float()
-    ratio = _ratio(state["sums"] + sums, state["noise"] / state["step"].square(), trial.differences)
+    total = TrialSums(*(state["sums"] + sums))
+    ratio = _ratio(total, state["noise"] / state["step"].square(), trial.differences)
     sums[3] = (one - ratio.to(one.dtype) * two).square().sum(0)
     return sums
 
 
-def _ratio(sums: Tensor, noise: Tensor, differences: Differences) -> Tensor:
+def _ratio(sums: TrialSums, noise: Tensor, differences: Differences) -> Tensor:
     """Of D(h) to D(2h), [d], from sums over rows and the variance of the noise in D(h)."""
-    covariance = noise_covariance(differences).to(sums)
-    product, square = sums[1:3] / sums[0].clamp_min(1)
-    product = product - noise * covariance[1, 2]
-    square = (square - noise * covariance[2, 2]).clamp_min(0)
+    covariance, rows = noise_covariance(differences).to(sums.rows), sums.rows.clamp_min(1)
+    product = sums.product / rows - noise * covariance[1, 2]
+    square = (sums.square / rows - noise * covariance[2, 2]).clamp_min(0)
     # Where there is more noise than slope nothing is known of their ratio, and it is one.
     product, square = product + SETTINGS.stretch_doubt * noise, square + SETTINGS.stretch_doubt * noise
     return torch.where(square > 0, product / square, 1).clamp(0.25, 4)
 
 
-def _moved(state: State, differences: Differences) -> State:
+def _changed_steps(state: State, differences: Differences) -> State:
     """Longer or shorter steps, after a round of trials."""
-    h, spread, sums = state["step"], state["spread"], state["sums"]
-    order, covariance = differences.order, noise_covariance(differences).to(sums)
-    n = sums[0].clamp_min(1)
-    _, product, square, rest, *_ = sums / n
-    # All inputs are seen through the same outputs. One whose noise looks different bends in some other way.
-    heard = sums[4] > 0
-    noise = state["noise"]
-    if bool(heard.any()):
-        measured = (sums[5] / sums[4] * h.square())[heard].median()
-        alike = 1 / SETTINGS.changed_noise < float(measured / noise) < SETTINGS.changed_noise
-        noise = torch.lerp(measured, noise, SETTINGS.past_weight if alike else 0.0)
-    share = noise / h.square()  # [d] of the square of D(h)
-    signal = product - share * covariance[1, 2] > SETTINGS.signal * share / 2 / n.sqrt()
-    size = (square - share / 4).clamp_min(0)  # of slopes, squared
+    h, spread, sums = state["step"], state["spread"], TrialSums(*state["sums"])
+    rows, covariance = sums.rows.clamp_min(1), noise_covariance(differences).to(h)
+    noise = _noise(state, sums)
+    variance = noise / h.square()  # [d] of D(h)
+    signal = sums.product / rows - variance * covariance[1, 2] > SETTINGS.signal * variance / 2 / rows.sqrt()
+    ratio = _ratio(sums, variance, differences)
+    stretch = (1 / ratio - 1) / (2**differences.order - 1)  # [d] of all slopes, at h
+    bending = _bending(sums, variance, ratio, differences)
+    size = (sums.square / rows - variance / 4).clamp_min(0)  # [d] of slopes, squared
+    relative = h * _best_factor(variance, bending, stretch, size, differences.order) / spread
 
-    # What is left of D(h) - ratio·D(2h) is bending, and noise of known size. At the best step noise is `order` times
-    # the bending: that much of it is to be counted twice without consequences.
-    ratio = _ratio(sums, share, differences)
-    uncertain = share * (1 - 2 * ratio * covariance[1, 2] + ratio.square() * covariance[2, 2])
-    uncertain = uncertain * (SETTINGS.one_sided_noise - (SETTINGS.one_sided_noise - 1) * sums[4] / n)
+    farthest, typical = spread.new_tensor(SETTINGS.farthest), spread.new_ones(())
+    if bool(signal.any()):
+        typical = relative[signal].median()
+        calm = (stretch.abs() < SETTINGS.calm_stretch) & (sums.sound > SETTINGS.calm_sound * rows)
+        if bool(calm[signal].float().mean() > 0.5):  # most inputs may go farther than they vary
+            most = SETTINGS.farthest_when_calm / SETTINGS.farthest
+            farthest = farthest * (h / spread)[signal].median().clamp(1, most)
+    relative = torch.where(signal, relative, (relative * typical).sqrt())
+    return state | {"step": torch.minimum(relative, farthest) * spread, "noise": noise}
+
+
+def _noise(state: State, sums: TrialSums) -> Tensor:
+    """h² times the variance of the slopes. All inputs have the same, since they are seen through the same outputs."""
+    sound = sums.sound > 0
+    if not bool(sound.any()):
+        return state["noise"]
+    # The median, since an input whose noise looks different bends in some other way.
+    measured = (sums.noise / sums.sound * state["step"].square())[sound].median()
+    alike = 1 / SETTINGS.changed_noise < float(measured / state["noise"]) < SETTINGS.changed_noise
+    return torch.lerp(measured, state["noise"], SETTINGS.past_weight if alike else 0.0)
+
+
+def _bending(sums: TrialSums, variance: Tensor, ratio: Tensor, differences: Differences) -> Tensor:
+    """The square of the error of D(h), [d], that differs from row to row without being noise.
+
+    What is left of D(h) - ratio·D(2h) is bending, and noise of known size. At the best step noise is `order` times the
+    bending, so that the noise is counted twice where it is taken off, without consequences there.
+    """
+    order, doubt, rows = differences.order, SETTINGS.bending_doubt, sums.rows.clamp_min(1)
+    covariance = noise_covariance(differences).to(ratio)
+    uncertain = variance * (1 - 2 * ratio * covariance[1, 2] + ratio.square() * covariance[2, 2])
+    uncertain = uncertain * (SETTINGS.one_sided_noise - (SETTINGS.one_sided_noise - 1) * sums.sound / rows)
     at_best = order * (1 - 2 * covariance[1, 2] + covariance[2, 2])
-    doubt = SETTINGS.bending_doubt
-    bending = (rest - doubt * uncertain).clamp_min(0) / ((2**order - 1) ** 2 - (doubt - 1) * at_best)
-    stretch = (1 / ratio - 1) / (2**order - 1)  # of all slopes, at h
+    rest = (sums.residual / rows - doubt * uncertain).clamp_min(0)
+    bending: Tensor = rest / ((2**order - 1) ** 2 - (doubt - 1) * at_best)
+    return bending
 
-    factors = FACTORS.to(h.device)  # [25, 1]
+
+def _best_factor(variance: Tensor, bending: Tensor, stretch: Tensor, size: Tensor, order: int) -> Tensor:
+    """Of those in `FACTORS`, the one [d] by which to change the step, for the least error relative to the slope.
+
+    Args:
+        variance: [d] of the noise in D(h).
+        bending: [d] see `_bending`.
+        stretch: [d] by what part all slopes are stretched at h.
+        size: [d] of slopes, squared.
+        order: The power of the step with which errors fall.
+    """
+    factors = FACTORS.to(variance.device)  # [25, 1]
     floor = SETTINGS.finest * size
     stretched = stretch * factors**order
-    error = (share + floor) / factors.square() + bending * factors ** (2 * order)
+    error = (variance + floor) / factors.square() + bending * factors ** (2 * order)
     error = (error + (SETTINGS.stretch_harm * stretched).square() * size) / (1 + stretched).clamp_min(0.05).square()
-    error = torch.where((stretched <= SETTINGS.most_stretched) & (stretched >= -SETTINGS.most_shrunk), error, math.inf)
+    accepted = (stretched <= SETTINGS.most_stretched) & (stretched >= -SETTINGS.most_shrunk)
+    error = torch.where(accepted, error, math.inf)
     factor = torch.where(torch.isfinite(error).any(0), factors[error.argmin(0), 0], factors[0])
-    factor = torch.where(share < floor, factor.clamp(max=1), factor)
-
-    relative, farthest, goal = h * factor / spread, spread.new_tensor(SETTINGS.farthest), spread.new_ones(())
-    if bool(signal.any()):
-        goal = relative[signal].median()
-        calm = (stretch.abs() < SETTINGS.calm_stretch) & (sums[4] > SETTINGS.calm_sound * n)
-        if bool(calm[signal].float().mean() > 0.5):  # most inputs may go farther than they vary
-            farthest = farthest * (h / spread)[signal].median().clamp(
-                1, SETTINGS.farthest_when_calm / SETTINGS.farthest
-            )
-    relative = torch.where(signal, relative, (relative * goal).sqrt())
-    return state | {"step": torch.minimum(relative, farthest) * spread, "noise": noise}
+    return torch.where(variance < floor, factor.clamp(max=1), factor)
