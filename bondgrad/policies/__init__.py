@@ -1,5 +1,7 @@
 """Policies: how far each input is moved."""
 
+import warnings
+
 from bondgrad.measuring._step_trial import Differences, StartingPoint, StepTrial
 from bondgrad.policies._bond import Bond
 from bondgrad.policies._calibrated import Calibrated
@@ -24,3 +26,14 @@ __all__ = [
     "StepTrial",
     "Steps",
 ]
+
+_FORMER_NAMES = {"First": StartingPoint, "Trial": StepTrial}
+
+
+def __getattr__(name: str) -> type:
+    """Names that were in use before version 0.2."""
+    if name not in _FORMER_NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    now = _FORMER_NAMES[name]
+    warnings.warn(f"policies.{name} is called policies.{now.__name__} now: use that", DeprecationWarning, stacklevel=2)
+    return now

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from bondgrad import policies
 from bondgrad.policies import Batch, Bond, Differences, Fixed, Gaussian, Observation, Optimal
 
 B = 1.19e-7
@@ -202,3 +203,12 @@ def test_error_terms_by_hand():
     lower, upper = Bond("error-terms").error_terms(*numbers, 0.01)
     assert float(lower) == pytest.approx(0.011652848, rel=1e-6)
     assert float(upper) == pytest.approx(1.310084, rel=1e-6)
+
+
+def test_former_names_are_known_for_a_while():
+    with pytest.warns(DeprecationWarning, match="policies.StepTrial now"):
+        assert policies.Trial is policies.StepTrial
+    with pytest.warns(DeprecationWarning, match="policies.StartingPoint now"):
+        assert policies.First is policies.StartingPoint
+    with pytest.raises(AttributeError, match="no attribute 'Second'"):
+        policies.Second  # noqa: B018
