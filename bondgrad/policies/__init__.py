@@ -31,7 +31,7 @@ _FORMER_NAMES = {"First": StartingPoint, "Trial": StepTrial}
 
 
 def __getattr__(name: str) -> type:
-    """Names that were in use before version 0.2."""
+    """Former names, which warn."""
     if name not in _FORMER_NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     now = _FORMER_NAMES[name]
