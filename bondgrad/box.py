@@ -239,8 +239,6 @@ class BlackBox(Layer):
 
     @evaluator.setter
     def evaluator(self, evaluator: Evaluator) -> None:
-        if not isinstance(evaluator, Evaluator):
-            raise ValueError(f"evaluator must be an instance from bondgrad.evaluators, or None, got {evaluator!r}")
         self.driver = Driver(evaluator)
 
     def _forget(self) -> None:

@@ -25,6 +25,8 @@ class Driver:
     device_memory = 256 * 2**20  # bytes of one request on an accelerator: enough work to keep it busy
 
     def __init__(self, evaluator: Evaluator) -> None:
+        if not isinstance(evaluator, Evaluator):
+            raise ValueError(f"evaluator must be an instance from bondgrad.evaluators, or None, got {evaluator!r}")
         self.evaluator = evaluator
         self.requests = 0  # sent so far
         self._fitting: int | None = None  # the most rows that memory had room for; None: it never ran out
