@@ -237,8 +237,6 @@ class BlackBox(Layer):
     @evaluator.setter
     def evaluator(self, evaluator: Evaluator | None) -> None:
         evaluator = Local() if evaluator is None else evaluator
-        if not isinstance(evaluator, Evaluator):
-            raise ValueError(f"evaluator must be an instance from bondgrad.evaluators, or None, got {evaluator!r}")
         before: Driver | None = vars(self).get("driver")
         self.driver = Driver(evaluator, 0 if before is None else before.requests)
 

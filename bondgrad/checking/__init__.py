@@ -1,4 +1,21 @@
-"""Is this gradient right?"""
+"""Is this gradient right?
+
+The loss is L(x) = gy · box(x), with a random gy. At up to sixteen rows of x and along every input, its slope is
+measured by symmetric differences, over a ladder of steps that leads from the spread of x down to rounding; the step
+that is used is, at every row, where neighbouring rungs agree best, and the error in its square is removed by Richardson
+extrapolation. Slopes and gradients are measured several times, and their scatter says how far they can be trusted:
+noise of the box, roughness of its outputs, or a gradient that is itself an estimate do no harm but that more
+measurements are needed, until all is decided or the budget is spent.
+
+An input is wrong if its gradient differs from the slope, over the rows, by certainly more than a tolerance. Rows near
+kinks and poles, where the slope depends on the step, are left out; and unless the box shows no kinks and one factor
+explains the error, it has to be seen again with shorter steps. An input is also wrong if its gradient is not finite
+where the box is, at any of up to 256 rows. All others are right, if twice the tolerance would have been seen. The
+chance of a false alarm is below one in a hundred.
+
+Every input is judged by its own slope, however weak, if that is seen. If it is not, an error counts in units of a
+hundredth of the typical slope.
+"""
 
 from bondgrad.checking._check import Check, check
 

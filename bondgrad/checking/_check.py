@@ -1,4 +1,4 @@
-"""Is this gradient right?"""
+"""The function `check`, and what it returns."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,22 +9,53 @@ from torch import Tensor
 
 from bondgrad.calling._inputs import check_input, context_rows
 from bondgrad.calling._limits import Limits
-from bondgrad.checking._asker import Asker
-from bondgrad.checking._diagnosis import HUGE, percent, problems, weak
-from bondgrad.checking._finite import not_finite
-from bondgrad.checking._slopes import Slopes, rungs
-from bondgrad.checking._trial import COPIES, GRADIENTS, Trial
+from bondgrad.checking._gradient_check import GradientCheck, least_cost
+from bondgrad.checking._sampler import GradientSampler
+from bondgrad.checking._slopes import LossSlopes
+from bondgrad.checking._words import HUGE_ERROR, percent, problems, weak
 from bondgrad.errors import checked_seed, positive_float, positive_int
+from bondgrad.evaluators import Evaluator
+from bondgrad.measuring._spread import Spread
 
-ROWS = 16  # of x at which slopes are measured
-MANY = 256  # rows at which the gradient is at least to be finite
-LITTLE = 8  # times as large as what that costs is the budget
-INSIDE = 0.05  # of the range between limits: rows closer to them are moved away, to have room on both sides
+
+@dataclass(frozen=True)
+class RowSettings:
+    """At which rows a gradient is looked at."""
+
+    rows: int = (
+        16  # of x at which slopes are measured, as many as the power of `benchmarks/check_power.py` was found with
+    )
+    finite_rows: int = 256  # at which the gradient is at least to be finite
+    finite_part: int = 8  # that may cost one evaluation in so many of the budget
+    suspects: int = 4  # rows without a finite gradient near which it is made sure that the box has outputs
+    margin: float = 0.05  # of the spread: rows closer to a limit are moved away from it, to have room on both sides
+
+
+SETTINGS = RowSettings()
 
 
 @dataclass(frozen=True, eq=False)
 class Check:
-    """What `check` found. True as a bool if the gradient is right; print it to read it."""
+    """What `check` found. True as a bool if the gradient is right; print it to read it.
+
+    Example:
+        >>> class Cube(torch.autograd.Function):
+        ...     @staticmethod
+        ...     def forward(ctx, x):
+        ...         ctx.save_for_backward(x)
+        ...         return x**3
+        ...
+        ...     @staticmethod
+        ...     def backward(ctx, gy):
+        ...         (x,) = ctx.saved_tensors
+        ...         return 2 * gy * x**2  # should be 3
+        >>> x = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+        >>> found = check(Cube.apply, x)
+        >>> found.verdict, found.problems
+        ('wrong', ('all inputs: 33.3 % too small',))
+        >>> bool(check(lambda x: x**3, x))
+        True
+    """
 
     verdict: Literal["right", "wrong", "undecided"]
     factor: Tensor  # [d] the gradient in units of the slope, over rows: 1 where right; NaN: the slope was not seen
@@ -46,29 +77,21 @@ class Check:
         return self.right
 
     def __str__(self) -> str:
-        least = float(self.visible.max())
-        seen = f"one of {percent(least)} would have been seen" if least < HUGE else "hardly any would have been seen"
+        least, rates, seen = float(self.visible.max()), self.rate[~self.rate.isnan()], ~self.factor.isnan()
+        text = f"one of {percent(least)}" if least < HUGE_ERROR else "hardly any"
         first = {
             "right": f"right: no input's gradient is off by more than {percent(least)}",
             "wrong": "wrong",
             "undecided": "undecided: there is too much noise to tell an error of "
-            f"{percent(2 * self.tolerance)}; {seen}. Give a larger budget or tolerance",
+            f"{percent(2 * self.tolerance)}; {text} would have been seen. Give a larger budget or tolerance",
         }[self.verdict]
-        rates = self.rate[~self.rate.isnan()]
         remainder = "noise at every step t"
         if len(rates):
             remainder = f"t^{float(rates.min() if self.verdict == 'wrong' else rates.median()):.1f}"
-        worst = float(self.standard_error[~self.factor.isnan()].max()) if bool((~self.factor.isnan()).any()) else 0.0
-        known = f"factors known to {percent(worst)}; " if worst else ""
-        return "\n".join(
-            (
-                first,
-                *(f"  {problem}" for problem in self.problems),
-                *(f"  {words}" for words in weak(self.factor, self.visible)),
-                f"  remainder of Taylor's series ~ {remainder} (right: t^2, wrong: t^1); "
-                f"{known}{self.evaluations} evaluations",
-            )
-        )
+        known = f"factors known to {percent(float(self.standard_error[seen].max()))}; " if bool(seen.any()) else ""
+        last = f"remainder of Taylor's series ~ {remainder} (right: t^2, wrong: t^1); {known}"
+        lines = (first, *self.problems, *weak(self.factor, self.visible), f"{last}{self.evaluations} evaluations")
+        return "\n  ".join(lines)
 
 
 def check(
@@ -79,23 +102,9 @@ def check(
     tolerance: float = 0.01,
     budget: int = 100_000,
     seed: int = 0,
+    evaluator: Evaluator | None = None,
 ) -> Check:
-    """Find out whether the gradient that autograd takes through a box is right.
-
-    The loss is L(x) = gy · box(x), with a random gy. Along every input and at up to sixteen rows of x, its slope is
-    measured by symmetric differences, over a ladder of steps that leads from the spread of x down to rounding; the step
-    that is used is, at every row, where neighbouring rungs agree best, and what is left of the error in t² is
-    extrapolated away. Both slopes and gradients are measured several times, and the scatter says how far they can be
-    trusted: noise of the box, roughness of its answers, or a gradient that is itself an estimate do no harm but that
-    more measurements are needed, until all is decided or the budget spent.
-
-    Wrong is an input whose gradient, over the rows, differs from the slope by certainly more than `tolerance`, and does
-    so again when it is measured once more with shorter steps; rows near kinks and poles, where the slope depends on the
-    step, are left out. Wrong is also a gradient that is not finite where the box is, at any of up to 256 rows. Right
-    are all others, if twice the tolerance would have been seen. The chance of a false alarm is below one in a hundred.
-
-    An input is judged by its own slope, however weak, if that is seen. If it is not, an error counts in units of a
-    hundredth of the typical slope; `factor` is NaN then, and the words say so.
+    """Find out whether the gradient that autograd takes through a box is right: `bondgrad.checking` says how.
 
     The box is given copies, so that it may change its inputs. It is in eval mode meanwhile, and afterwards all is as it
     was: buffers, the random numbers of torch, numpy and Python, what a BlackBox has learnt and counted. A BlackBox
@@ -111,96 +120,86 @@ def check(
         tolerance: Relative error of an input's gradient that still counts as right.
         budget: The most evaluations to spend: rows that the box is asked about, or the function inside a BlackBox.
         seed: Of gy, of the choice of rows, and of the steps.
-
-    Example:
-        >>> class Cube(torch.autograd.Function):
-        ...     @staticmethod
-        ...     def forward(ctx, x):
-        ...         ctx.save_for_backward(x)
-        ...         return x**3
-        ...
-        ...     @staticmethod
-        ...     def backward(ctx, gy):
-        ...         (x,) = ctx.saved_tensors
-        ...         return 2 * gy * x**2  # should be 3
-        >>> x = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
-        >>> found = check(Cube.apply, x)
-        >>> found.verdict, found.problems
-        ('wrong', ('all inputs: 33.3 % too small',))
-        >>> bool(check(lambda x: x**3, x))
-        True
+        evaluator: Where the box is evaluated at rows of which only outputs are asked for, in requests with the purpose
+            "probe". None: `evaluators.Local()`. Gradients are always taken here, of no more than its `max_rows` rows at
+            a time; a BlackBox evaluates its function with its own evaluator for both.
     """
     if not callable(box):
         raise TypeError(f"box must be callable, got {type(box).__name__}")
+    _check_rows(x)
+    tolerance = positive_float("tolerance", tolerance)
+    generator = torch.Generator("cpu").manual_seed(checked_seed(seed))
+    bounds = getattr(box, "limits", None) if limits is None else Limits(limits, x.shape[1])
+    sampler = GradientSampler(box, positive_int("budget", budget), evaluator)
+    with sampler.without_trace():
+        slopes, missing = _typical_rows(sampler, x.detach(), context_rows(context, x.shape[:1]), bounds, generator)
+        gradient_check = GradientCheck(slopes, tolerance, generator)
+        evidence = gradient_check.run().also_missing(missing)
+        found = evidence.factor[:-1], evidence.standard_error[:-1], evidence.error, evidence.visible
+        rest = gradient_check.rate(), tolerance, sampler.evaluations, problems(evidence, tolerance, slopes.scale)
+        return Check(evidence.verdict, *found, *rest)
+
+
+def _check_rows(x: Tensor) -> None:
+    """Refuse an x that is not finite rows [N, d] in float32 or float64."""
     if isinstance(x, Tensor) and (x.ndim != 2 or x.dtype.itemsize < 4):
         raise ValueError(f"x must be rows [N, d] in float32 or float64, got {list(x.shape)} of {x.dtype}")
     check_input(x, x.shape[-1] if isinstance(x, Tensor) else 0)
     if not bool(torch.isfinite(x).all()):
         raise ValueError("x must be finite: leave out rows with NaN or inf")
-    tolerance = positive_float("tolerance", tolerance)
-    budget = positive_int("budget", budget)
-    generator = torch.Generator("cpu").manual_seed(checked_seed(seed))
-    bounds = getattr(box, "limits", None) if limits is None else Limits(limits, x.shape[1])
-    asker = Asker(box, budget)
-    with asker.no_trace():
-        slopes, missing = _scene(asker, x.detach(), context_rows(context, x.shape[:1]), bounds, generator)
-        trial = Trial(slopes, tolerance, generator)
-        evidence = trial.run().also_missing(missing)
-        wrong, seen = bool(evidence.wrong.any()), bool(evidence.enough.all())
-        return Check(
-            "wrong" if wrong else "right" if seen else "undecided",
-            evidence.factor[:-1],
-            evidence.standard_error[:-1],
-            evidence.error,
-            evidence.visible,
-            trial.rate(),
-            tolerance,
-            asker.evaluations,
-            problems(evidence, tolerance),
-        )
 
 
-def _scene(
-    asker: Asker,
+def _typical_rows(
+    sampler: GradientSampler,
     x: Tensor,
     context: tuple[Tensor, ...],
-    bounds: Limits | None,
+    limits: Limits | None,
     generator: torch.Generator,
-) -> tuple[Slopes, Tensor]:
+) -> tuple[LossSlopes, Tensor]:
     """Choose rows of x [N, d], and gy such that every output has the same weight.
 
     Returns:
         The loss at few rows, to be measured, and bool [d]: whose gradient at any of many rows is not finite.
     """
-    d = x.shape[1]
-    # Evaluations at a row, at least: for slopes and gradients, and to look once at what the box does there.
-    each = 2 * rungs(x.dtype) * d + COPIES * (6 * d + 1) + GRADIENTS * asker.gradient_cost + 1
-    look = 2 + asker.gradient_cost
-    least = each + look + asker.beginning_cost
-    if asker.budget < least:
-        raise ValueError(f"budget must be at least {least} for {d} inputs, got {asker.budget}")
-    spread, size = x.double().std(0, correction=0), x.double().square().mean(0).sqrt()
-    # Where all rows are the same, their size has to do, or one.
-    alike = spread <= 1e3 * torch.finfo(x.dtype).eps * size
-    scale = torch.where(alike, torch.where(size > 0, 0.1 * size, 1), spread)
-    low, high = (None, None) if bounds is None else bounds.like(x)
-    if low is not None and high is not None:
-        margin = INSIDE * torch.minimum(high - low, scale.to(x.dtype))
+    start, d = sampler.gradient_cost(0), x.shape[1]  # policies may have to find a first step
+    gradient = sampler.gradient_cost(1) - start
+    each, look = least_cost(d, gradient, x.dtype), 2 + gradient  # to check a row, and to see what the box does there
+    left = sampler.budget - start
+    if left < each + look:
+        raise ValueError(f"budget must be at least {each + look + start} for {d} inputs, got {sampler.budget}")
+    scale = Spread.of(x.double()).typical
+    if limits is not None:
+        low, high = limits.like(x)
+        margin = SETTINGS.margin * torch.minimum(high - low, scale.to(x.dtype))
         x = x.clamp(low + margin, high - margin)
-    few = min(ROWS, (asker.budget - asker.beginning_cost) // (each + look))
-    many = min(MANY, asker.budget // LITTLE // look, (asker.budget - asker.beginning_cost - each) // look)
-    rows = torch.randperm(len(x), generator=generator)[: max(1, few, many)].to(x.device)
+    many = min(SETTINGS.finite_rows, sampler.budget // SETTINGS.finite_part // look, (left - each) // look)
+    count = max(many, min(SETTINGS.rows, left // (each + look)))
+    rows = torch.randperm(len(x), generator=generator)[:count].to(x.device)
     x, context = x[rows], tuple(c[rows] for c in context)
-    y = asker.answers(x, context)
+    y = sampler.outputs(x, context).double()
     answered = torch.isfinite(y).all(1)
     if not bool(answered.any()):
         raise ValueError("box must have finite answers at x: it has none at the rows that were tried")
-    x, y, context = x[answered], y[answered].double(), tuple(c[answered] for c in context)
-    weight = y.std(0, correction=0)
-    weight = torch.where(weight > 1e-6 * y.abs().amax(0), weight, y.abs().amax(0))
+    x, y, context = x[answered], y[answered], tuple(c[answered] for c in context)
+    weight, size = y.std(0, correction=0), y.abs().amax(0)
+    weight = torch.where(weight > 1e-6 * size, weight, size)
     gy = torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y.device)
-    gy = gy / torch.where(weight > 0, weight, 1)
-    wide = Slopes(asker, x, context, gy, scale, low, high)
-    missing = not_finite(wide, each, generator)
-    few = max(1, min(ROWS, asker.left // each))
-    return wide.at(torch.arange(few, device=x.device)[: len(x)]), missing
+    slopes = LossSlopes(sampler, x, context, gy / torch.where(weight > 0, weight, 1), scale, limits)
+    missing = _not_finite(slopes, each, generator)
+    return slopes.at(slice(max(1, min(SETTINGS.rows, sampler.left // each)))), missing
+
+
+def _not_finite(slopes: LossSlopes, reserve: int, generator: torch.Generator) -> Tensor:
+    """Which inputs, bool [d], have a gradient at any row that is not finite where the box is.
+
+    The box has to be so on both sides of the row: where its domain ends, as that of a root, the slope may be infinite.
+    So many evaluations as `reserve` says are left over.
+    """
+    bad = slopes.gradients(1, generator)[0].isinf()  # [r, d]
+    affordable = max(0, slopes.sampler.left - reserve) // (2 * bad.shape[1])
+    rows = bad.any(1).nonzero().squeeze(1)[: min(SETTINGS.suspects, affordable)]
+    if len(rows) == 0:
+        return torch.zeros_like(bad[0])
+    there = slopes.at(rows)
+    losses = there.losses(there.ladder()[..., -1:])[1]  # [suspects, d, 1, 2]
+    return (bad[rows] & torch.isfinite(losses).all(3).squeeze(2)).any(0)

@@ -1,200 +1,192 @@
-"""Slopes of a function along its inputs, by differences whose step nobody has to choose."""
+"""Slopes of a loss along the inputs of a box, by symmetric differences whose step nobody has to choose."""
 
 import math
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from bondgrad.checking._asker import Asker, portions
-from bondgrad.checking._grain import Grain
-
-AT_ONCE = 8192  # rows in one call
-FACTOR = 4  # between the steps of the ladder
-JITTER = 0.3  # of a step is drawn at random
-NOISY = 10  # times what is usual, squared: a difference of slopes that is not due to noise
-UNLIKE = 1.0  # of a slope: a difference from which neither is believed
-SHORTEST = 1 / 4  # of the longest step, in one measurement
+from bondgrad.calling._limits import Limits
+from bondgrad.checking._sampler import GradientSampler
+from bondgrad.measuring._moves import one_input_moved
+from bondgrad.measuring._rounding import OutputRounding
+from bondgrad.measuring._statistics import mean
 
 
-class Slopes:
-    """The loss gy · box(x), near rows x: its values, its slopes and the gradient that autograd gives.
+@dataclass(frozen=True)
+class SlopeSettings:
+    """How slopes are measured. The values were found on the boxes of `tests/checking`."""
+
+    factor: int = 4  # between neighbouring steps of the ladder
+    least_ulps: int = 64  # a step shorter than so many units of rounding of x is mostly rounding itself
+    jitter: float = 0.3  # the part of a step that is drawn anew for every sample, so that roughness acts as noise
+    noise_gain: float = 4.5  # standard deviation of a slope times its step, in units of that of the loss
+    differ_z: float = 4.0  # standard deviations between slopes of two steps of which one has to be mistaken
+    usual_weight: float = 10.0  # of the disagreement of most rows, beside that of a row itself
+
+
+SETTINGS = SlopeSettings()
+
+
+class SlopeSamples(NamedTuple):
+    """Repeated measurements of slopes along d inputs at r rows."""
+
+    slope: Tensor  # [copies, r, d] Richardson's extrapolation from a half and a quarter of the step
+    change: Tensor  # [copies, r, d] the same from the step and its half, less the slope
+    kink: Tensor  # [copies, r, d] difference of the slopes to the two sides, beyond a part in proportion to the step
+    loss: Tensor  # [copies, r, d] at the row itself
+    step: Tensor  # [r, d] the longest that was used
+    rounding: Tensor  # [r, d] standard deviation of the rounding of the loss
+
+    @property
+    def rounding_variance(self) -> Tensor:
+        """[r, d] what rounding adds to the variance of slopes. It may be the same in all copies."""
+        return (SETTINGS.noise_gain * self.rounding / self.step).square()
+
+    def differ(self, other: "SlopeSamples") -> Tensor:
+        """Whether slopes with other steps are certainly others, bool [r, d]: the function is not smooth there."""
+        (s, var_s, _), (u, var_u, _) = mean(self.slope), mean(other.slope)
+        noise = torch.maximum(var_s, var_s.nanmean(0)) + torch.maximum(var_u, var_u.nanmean(0))
+        return (s - u).square() > SETTINGS.differ_z**2 * (noise + self.rounding_variance + other.rounding_variance)
+
+    def joined(self, more: "SlopeSamples") -> "SlopeSamples":
+        """With more samples, measured with the same steps."""
+        samples = (torch.cat(pair) for pair in zip(self[:4], more[:4], strict=True))
+        return SlopeSamples._make((*samples, *more[4:]))
+
+
+class LossSlopes:
+    """The loss gy · box(x) near rows x. Steps and slopes are in units of the spread of every input.
 
     Args:
-        asker: The box.
+        sampler: Evaluates the box.
         x: [r, d] the rows.
         context: [r, ...] each: what else the box is given.
-        gy: [r, d_out] the loss's gradient at the outputs, float64.
-        scale: [d] how far each input may be moved.
-        low: [d] No point below is asked for; None: no limit.
-        high: [d]
+        gy: [r, d_out] the loss's gradient at the outputs, in float64.
+        scale: [d] how far each input may be moved, in float64.
+        limits: No point outside is evaluated.
     """
 
     def __init__(
         self,
-        asker: Asker,
+        sampler: GradientSampler,
         x: Tensor,
         context: tuple[Tensor, ...],
         gy: Tensor,
         scale: Tensor,
-        low: Tensor | None,
-        high: Tensor | None,
+        limits: Limits | None,
     ) -> None:
-        self.asker, self.x, self.context, self.gy, self.low, self.high = asker, x, context, gy, low, high
-        room = x.new_full(x.shape, math.inf)
-        if low is not None and high is not None:
-            room = torch.minimum(high - x, x - low)
-        self.longest = torch.minimum(room, scale.to(x.dtype)).double()  # [r, d] step
-        self._scale, self._grain = scale, Grain(gy, x.shape[1])
+        self.sampler, self.x, self.context, self.gy, self.scale, self.limits = sampler, x, context, gy, scale, limits
+        self._rounding = OutputRounding(gy, x.shape[1])
+        self.longest = torch.ones_like(x, dtype=torch.float64)  # [r, d]
+        if limits is not None:
+            low, high = limits.like(x)
+            self.longest = (torch.minimum(high - x, x - low).double() / scale).clamp(max=1)
 
-    def at(self, rows: Tensor) -> "Slopes":
-        """The same at some of the rows, by their numbers."""
+    def at(self, rows: Tensor | slice) -> "LossSlopes":
+        """The same at some of the rows."""
         context = tuple(c[rows] for c in self.context)
-        return Slopes(self.asker, self.x[rows], context, self.gy[rows], self._scale, self.low, self.high)
+        return LossSlopes(self.sampler, self.x[rows], context, self.gy[rows], self.scale, self.limits)
 
-    def rounding(self, t: Tensor, inputs: Tensor | slice = slice(None)) -> Tensor:
-        """Standard deviation [r, k, ...] of what rounding does to the loss, for steps t [r, k, ...].
-
-        An output that the longest step of the ladder has not moved may have a slope that is hidden by rounding, but
-        then it is so small that shorter steps make nothing of it.
-        """
-        near, far, longest = (part[:, inputs] for part in (*self._grain.rounding(), self.longest))  # [r, k] each
-        more = [1] * (t.ndim - 2)
-        near, far, longest = (part.view(*part.shape, *more) for part in (near, far, longest))
-        return torch.hypot(near.expand_as(t), far * t / longest)
-
-    def loss(self, points: Tensor) -> Tensor:
-        """Of points [r, n, d]: [r, n] in float64, NaN where the box has no answer."""
-        return self._weighed(self._answers(points))
-
-    def _answers(self, points: Tensor) -> Tensor:
-        """The outputs [r, n, d_out] at points [r, n, d], NaN where they are not finite."""
-        r, n, d = points.shape
-        context = tuple(c.repeat_interleave(n, 0) for c in self.context)
-        y = self.asker.answers(points.reshape(r * n, d), context).view(r, n, -1)
-        y = torch.where(torch.isfinite(y), y, math.nan)
-        self._grain.look(y)
-        return y
-
-    def _weighed(self, y: Tensor) -> Tensor:
-        """Outputs [r, n, d_out] as losses [r, n]."""
-        return (y.double() * self.gy[:, None]).sum(2)
-
-    def quotients(self, t: Tensor, inputs: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Symmetric differences with steps t [r, k, n] in each input by itself; or in some, by their numbers [k].
-
-        Returns:
-            [r, k, n] each: the quotients, the loss on either side, and the step up as it was after rounding.
-        """
-        x, (r, k, n) = self.x, t.shape
-        inputs = torch.arange(k, device=x.device) if inputs is None else inputs
-        here = x[:, inputs, None]
-        up, down = (here + sign * t.to(x.dtype) for sign in (1, -1))
-        if self.low is not None and self.high is not None:  # rounding may have left them
-            low, high = self.low[inputs, None], self.high[inputs, None]
-            up, down = (torch.clamp(p, low, high) for p in (up, down))
-        losses = []
-        first = 0
-        for count in portions(k, AT_ONCE // (2 * r * n)):
-            part = slice(first, first + count)
-            moved = x[:, None, None, None].repeat(1, count, n, 2, 1)  # [r, count, n, 2, d]
-            for side, end in enumerate((up, down)):
-                which = torch.arange(count, device=x.device)
-                moved[:, which, :, side, inputs[part]] = end[:, part].transpose(0, 1)
-            y = self._answers(moved.flatten(1, 3))
-            losses.append(self._weighed(y).view(r, count, n, 2))
-            above, below = y.view(r, count, n, 2, -1).unbind(3)
-            self._grain.moved(inputs[part], (above != below).any(2))
-            first += count
-        loss = torch.cat(losses, 1)
-        width = up.double() - down.double()
-        above, below = loss.unbind(3)
-        return (above - below) / width, above, below, up.double() - here.double()
+    def rounding(self, steps: Tensor) -> Tensor:
+        """Standard deviation [r, d, ...] of the rounding of the loss, for steps [r, d, ...]."""
+        longest = self.longest.view(*self.longest.shape, *[1] * (steps.ndim - 2))
+        return self._rounding.deviation(steps / longest)
 
     def gradients(self, copies: int, generator: torch.Generator) -> Tensor:
-        """What autograd gives, [copies, r, d]. Every copy is a row of its own, with its own noise and random steps.
+        """What autograd gives, [copies, r, d]: see `GradientSampler.gradients`. Every copy is a row of its own."""
+        x, gy, *context = (t.repeat(copies, *[1] * (t.ndim - 1)) for t in (self.x, self.gy, *self.context))
+        g = self.sampler.gradients(x, tuple(context), gy, generator)
+        return g.view(copies, *self.x.shape) * self.scale
 
-        NaN where the box has no answer; infinite where it has one, and the gradient is not finite.
+    def losses(self, steps: Tensor) -> tuple[Tensor, Tensor]:
+        """Move one input at a time up and down, by n steps [r, d, n].
+
+        Returns:
+            The moves as they were after rounding, and the losses there, [r, d, n, 2] each; NaN: no answer.
         """
-        r, d = self.x.shape
-        result = []
-        for some in portions(copies, AT_ONCE // (r * self.asker.gradient_cost)):
-            x, gy = self.x.repeat(some, 1), self.gy.repeat(some, 1)
-            context = tuple(c.repeat(some, *[1] * (c.ndim - 1)) for c in self.context)
-            g, answered = self.asker.gradient(x, context, gy, generator)
-            g = torch.where(answered[:, None], torch.where(torch.isfinite(g), g, math.inf), math.nan)
-            result.append(g.view(some, r, d))
-        return torch.cat(result)
+        here, scale = self.x[..., None, None], self.scale[:, None, None]
+        ends = here + (torch.stack((steps, -steps), 3) * scale).to(here.dtype)  # [r, d, n, 2]
+        if self.limits is not None:  # which rounding may have left
+            low, high = (limit[:, None, None] for limit in self.limits.like(self.x))
+            ends = ends.clamp(low, high)
+        d, at_once = len(self.scale), max(1, self.sampler.rows_at_once // (2 * len(self.x) * steps.shape[2]))
+        parts = [slice(first, min(first + at_once, d)) for first in range(0, d, at_once)]
+        loss = torch.cat([self._losses_at(part, ends[:, part]) for part in parts], 1)
+        return (ends.double() - here.double()) / scale, loss
+
+    def _losses_at(self, inputs: slice, ends: Tensor) -> Tensor:
+        """With one of k inputs at a time moved to ends [r, k, n, 2]: [r, k, n, 2]."""
+        points = one_input_moved(self.x, inputs, ends.flatten(2).transpose(1, 2))  # [r, k, n·2, d]
+        y = self._outputs(points.flatten(1, 2)).view(*ends.shape, -1)
+        self._rounding.observe(inputs, y)
+        return (y.double() * self.gy[:, None, None, None]).sum(4)
+
+    def _outputs(self, points: Tensor) -> Tensor:
+        """At points [r, n, d]: [r, n, d_out]."""
+        r, n, d = points.shape
+        context = tuple(c.repeat_interleave(n, 0) for c in self.context)
+        return self.sampler.outputs(points.reshape(r * n, d), context).view(r, n, -1)
+
+    def base(self, copies: int) -> Tensor:
+        """The loss at the rows themselves, so many times: [r, copies]."""
+        y = self._outputs(self.x[:, None].expand(-1, copies, -1))
+        return (y.double() * self.gy[:, None]).sum(2)
 
     def ladder(self) -> Tensor:
         """Steps [r, d, rungs], from the longest down to where rounding is all that is left."""
         eps = torch.finfo(self.x.dtype).eps
         powers = torch.arange(rungs(self.x.dtype), dtype=torch.float64, device=self.x.device)
-        t = self.longest[:, :, None] * FACTOR**-powers
-        least = 64 * eps * self.x.abs().double()[:, :, None]  # a step below is mostly rounding itself
-        return torch.maximum(t, torch.minimum(least, self.longest[:, :, None]))
+        least = SETTINGS.least_ulps * eps * self.x.abs().double() / self.scale
+        least = torch.minimum(least, self.longest)[..., None]
+        return torch.maximum(self.longest[..., None] * SETTINGS.factor**-powers, least)
 
-    def choose(self, t: Tensor, q: Tensor) -> Tensor:
-        """The longest steps [r, d] to measure with, from quotients q [r, d, rungs] for steps t.
+    def best_steps(self, steps: Tensor, quotients: Tensor) -> Tensor:
+        """The longest steps [r, d] to measure with, from difference quotients on the ladder, [r, d, rungs] each.
 
-        Quotients extrapolated from neighbouring rungs to step zero agree best where neither the bending of the function
-        nor noise has much to say. Every row has its own rung, since kinks, poles and outputs that span decades are near
-        some rows and far from others; but by how much most rows disagree counts too, lest a rung with much noise is
-        taken that agrees by chance.
+        Slopes extrapolated from neighbouring rungs agree best where neither the higher derivatives nor noise matter.
+        Every row has a step of its own, since kinks and poles are near some rows and far from others; but the
+        disagreement of most rows counts too, lest two noisy slopes that agree by chance are taken for good ones.
         """
-        line = (FACTOR**2 * q[..., 1:] - q[..., :-1]) / (FACTOR**2 - 1)  # [r, d, rungs - 1]
-        floor = self.rounding(t[..., 1:-1]) / t[..., 1:-1]
-        apart = line.diff(dim=2).square() + floor.square()  # [r, d, rungs - 2]
-        most = apart.nanmedian(0).values  # [d, rungs - 2]
-        # Steps much longer than a wave, or across a pole, give slopes that are all small, and of which none is like the
-        # other; steps shorter than rounding give none.
-        size = torch.where(line == 0, math.nan, line).square()
-        typical = size.nanmedian(0).values.nan_to_num(0)  # [d, rungs - 1]
-        unlike = most > UNLIKE**2 * torch.minimum(typical[:, :-1], typical[:, 1:])
-        unlike = unlike | ((apart > NOISY * most) & (apart > UNLIKE**2 * torch.minimum(size[..., :-1], size[..., 1:])))
-        apart = torch.where(unlike & ~unlike.all(2, keepdim=True), math.inf, apart + NOISY * most)
-        # Rungs on which the least step was taken again tell nothing; nor do those without answers.
-        repeated = t[..., 1:-1] <= t[..., 2:]
-        rung = torch.where(repeated | apart.isnan(), math.inf, apart).argmin(2)  # [r, d]
-        # Of a row without an answer there, the first rung below which all have one.
-        broken = torch.isnan(q).long() * (1 + torch.arange(q.shape[2], device=q.device))
-        first = broken.amax(2).clamp(max=q.shape[2] - 1)
-        return t.gather(2, torch.maximum(rung, first)[..., None]).squeeze(2)
+        square = SETTINGS.factor**2
+        slope = (square * quotients[..., 1:] - quotients[..., :-1]) / (square - 1)  # [r, d, rungs - 1]
+        middle = steps[..., 1:-1]
+        apart = slope.diff(dim=2).square() + (self.rounding(middle) / middle).square()  # [r, d, rungs - 2]
+        usual = apart.nanmedian(0).values  # [d, rungs - 2]
+        # Steps much longer than a wave give slopes that are all small, and of which none is like the other; steps
+        # shorter than rounding give none.
+        size = torch.where(slope == 0, math.nan, slope).square().nanmedian(0).values.nan_to_num(0)  # [d, rungs - 1]
+        unlike = usual > torch.minimum(size[:, :-1], size[:, 1:])
+        apart = apart + SETTINGS.usual_weight * usual
+        useless = (unlike & ~unlike.all(1, keepdim=True)) | (middle <= steps[..., 2:]) | apart.isnan()
+        rung = torch.where(useless, math.inf, apart).argmin(2, keepdim=True)  # [r, d, 1]
+        return steps.gather(2, rung).squeeze(2)
 
-    def measure(self, longest: Tensor, copies: int, generator: torch.Generator, inputs: Tensor | None = None) -> Tensor:
-        """Slopes, by how much they differ from those of twice the step, kinks, and the loss: [4, copies, r, k].
+    def measure(self, steps: Tensor, copies: int, generator: torch.Generator) -> SlopeSamples:
+        """Measure slopes with steps of at most [r, d].
 
-        The steps are [r, k], and those of all inputs, or of some, by their numbers [k].
-
-        With q the quotient, (4 q(t/2) - q(t)) / 3 is free of the error in t². The steps are drawn anew for every copy,
-        so that what is rough in the function without being random differs between copies as noise does.
-
-        A kink within the shortest step goes unnoticed by symmetric quotients, which all see the mean of its two sides.
-        So the difference of the two slopes from x is looked at: what it has beyond a part in proportion to t.
+        With q the difference quotient, (4 q(t/2) - q(t)) / 3 is free of the error in t² (Richardson, 1911). A kink
+        within the shortest step goes unnoticed by symmetric quotients, which all see the mean of its two sides. So the
+        difference of the two slopes from x is looked at: what it has beyond a part in proportion to t.
         """
-        r, k = longest.shape
-        result = []
-        for some in portions(copies, AT_ONCE // (6 * r)):
-            base = self.loss(self.x[:, None].expand(-1, some, -1))[:, None, :, None]  # [r, 1, copies, 1]
-            drawn = torch.rand(r, k, some, 1, generator=generator, dtype=torch.float64).to(longest.device)
-            t = longest[..., None, None] * (1 - JITTER * drawn)
-            t = t * t.new_tensor((1, 1 / 2, SHORTEST))
-            q, above, below, _ = (part.view(t.shape) for part in self.quotients(t.flatten(2), inputs))
-            line = (4 * q[..., 1:] - q[..., :-1]) / 3
-            sides = (above + below - 2 * base) / t
-            parts = (
-                line[..., 1],
-                line[..., 0] - line[..., 1],
-                2 * sides[..., 2] - sides[..., 1],
-                base[..., 0].expand(r, k, some),
-            )
-            result.append(torch.stack(parts).permute(0, 3, 1, 2))
-        return torch.cat(result, 1)
+        base = self.base(copies)[:, None, :, None]  # [r, 1, copies, 1]
+        drawn = torch.rand(*steps.shape, copies, 1, generator=generator, dtype=torch.float64).to(steps.device)
+        t = steps[..., None, None] * (1 - SETTINGS.jitter * drawn) * steps.new_tensor((1, 1 / 2, 1 / 4))
+        moves, losses = (part.view(*t.shape, 2) for part in self.losses(t.flatten(2)))
+        q = (losses.diff(dim=4) / moves.diff(dim=4)).squeeze(4)  # [r, d, copies, 3]
+        slope = (4 * q[..., 1:] - q[..., :-1]) / 3
+        sides = (losses.sum(4) - 2 * base) / t
+        kink = 2 * sides[..., 2] - sides[..., 1]
+        parts = slope[..., 1], slope[..., 0] - slope[..., 1], kink, base[..., 0].expand_as(kink)
+        return SlopeSamples._make((*(part.permute(2, 0, 1) for part in parts), steps, self.rounding(steps)))
 
-    def measure_cost(self, inputs: int) -> int:
-        """Evaluations that one copy of that takes, of so many inputs."""
-        return len(self.x) * (6 * inputs + 1)
+    def cost(self, copies: int) -> int:
+        """Evaluations that so many copies of a measurement take."""
+        r, d = self.x.shape
+        return copies * r * (6 * d + 1)
 
 
 def rungs(dtype: torch.dtype) -> int:
-    """Of the ladder: down to the square root of the rounding."""
-    return 1 + round(-math.log(torch.finfo(dtype).eps) / 2 / math.log(FACTOR))
+    """How many steps the ladder has: down to the square root of the rounding of x."""
+    return 1 + round(-math.log(torch.finfo(dtype).eps) / 2 / math.log(SETTINGS.factor))

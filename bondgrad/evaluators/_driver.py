@@ -26,6 +26,8 @@ class Driver:
     device_memory = 256 * 2**20  # bytes of one request on an accelerator: enough work to keep it busy
 
     def __init__(self, evaluator: Evaluator, requests: int = 0) -> None:
+        if not isinstance(evaluator, Evaluator):
+            raise ValueError(f"evaluator must be an instance from bondgrad.evaluators, or None, got {evaluator!r}")
         self.evaluator = evaluator
         self.requests = requests  # sent so far
         self.max_rows = evaluator.max_rows  # in one request; less once memory has run out; None: no limit

@@ -16,7 +16,7 @@ from bondgrad.calling._memory import ExplicitState, InternalState, Memory
 from bondgrad.errors import BoxError
 from bondgrad.estimators import Estimator
 from bondgrad.evaluators import Driver
-from bondgrad.policies import Policy, State
+from bondgrad.policies import MeasuringPolicy, Policy, State
 from bondgrad.step._backward import take_step
 from bondgrad.step._forward import ForwardInputs, evaluate
 from bondgrad.step._health import HealthMonitor
@@ -32,7 +32,7 @@ from bondgrad.step._records import (
 )
 from bondgrad.step._state import PolicyState
 from bondgrad.step._stats import Trace
-from bondgrad.step._trials import half_width, trial_due, trial_share
+from bondgrad.step._trials import SETTINGS, half_width, trial_due, trial_share
 from bondgrad.structure import Structure
 from bondgrad.structure.discovery._tracker import StructureTracker
 from bondgrad.torch_support import _operators as operators
@@ -40,6 +40,7 @@ from bondgrad.torch_support._bridge import attach
 from bondgrad.torch_support._checkpoint import Answers, in_backward, in_checkpoint
 from bondgrad.torch_support._device import is_capturing
 from bondgrad.torch_support._precision import arithmetic
+from bondgrad.torch_support._random import Generators
 from bondgrad.torch_support._ranks import ALONE
 
 SEED_STRIDE = 1_000_003  # between the seeds of calls: a prime, lest layers with seeds in a row give out the same ones
@@ -233,14 +234,32 @@ class Layer(nn.Module):
 
     @contextlib.contextmanager
     def without_trace(self) -> Iterator[None]:
-        """Meanwhile statistics go to a temporary trace; afterwards counters and what was learnt of fn are as before."""
+        """Meanwhile statistics go to a temporary trace; afterwards counters and what was learnt of fn are as before.
+
+        So are the random numbers of the layer, which `reseed` may change meanwhile.
+        """
         trace, start, known = self.trace, self.eval_start, dict(vars(self.function))
-        self.trace = Trace(warns=False)
+        random, self.trace = self.policy_state.random, Trace(warns=False)
         try:
             yield
         finally:
-            self.trace, self.eval_start = trace, start
+            self.trace, self.eval_start, self.policy_state.random = trace, start, random
             vars(self.function).update(known)
+
+    def reseed(self, seed: int) -> None:
+        """Draw random numbers from another seed from now on."""
+        self.policy_state.random = Generators(seed)
+
+    def gradient_evaluations(self, rows: int) -> int:
+        """The most evaluations that the next forward and backward pass of so many rows takes in eval mode.
+
+        A policy that measures looks for a first step in the first of them.
+        """
+        gradient, start = self._estimator.evaluations(self.in_features), 0
+        begins = self.policy_state.schedule.trials == 0 and self.eval_start is None
+        if begins and isinstance(self._policy, MeasuringPolicy):
+            start = SETTINGS.start_rows * (self._policy.start_slopes * gradient + 2)
+        return rows * (1 + gradient) + start
 
     # ---- several processes, and graphs
 

@@ -1,4 +1,4 @@
-"""What `check` does to a box and to the rest of the world while it looks: nothing; and how often it asks."""
+"""How `check` evaluates a box: on copies, without a trace, within a budget, through an evaluator."""
 
 import copy
 import random
@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from bondgrad import BlackBox, check
+from bondgrad.evaluators import Answer, Local
 from tests.checking.test_check import DTYPES, rows
-from tests.checking.test_check_boxes import scaled
+from tests.checking.test_evidence import scaled
 from tests.helpers import noisy, root, same_state
 
 # ---- boxes that change what they are given
@@ -181,3 +182,68 @@ def test_a_black_box_inside_a_model_is_counted():
     fn = Counted(noisy(torch.sin, 0.01))
     model = nn.Sequential(nn.Linear(4, 3).double(), BlackBox(fn, 3, seed=0))
     assert check(model, rows(4), budget=20_000).evaluations == fn.rows <= 20_000
+
+
+# ---- the evaluator
+
+
+class Recorded(Local):
+    """Keeps the purpose and the size of every request, and whether a gradient was possible meanwhile."""
+
+    def __init__(self, max_rows=None):
+        super().__init__(max_rows)
+        self.seen = []
+
+    def evaluate(self, request):
+        self.seen.append((request.purpose, len(request.points), torch.is_grad_enabled()))
+        return super().evaluate(request)
+
+
+@pytest.mark.parametrize("max_rows", [None, 7])
+def test_values_come_from_the_evaluator(max_rows):
+    sizes = []
+
+    def box(x, c):
+        sizes.append(len(x))
+        return torch.sin(x) * c
+
+    evaluator = Recorded(max_rows)
+    found = check(box, rows(3), rows(1, seed=1), evaluator=evaluator)
+    assert found
+    assert found.evaluations == sum(sizes)
+    assert {(purpose, graded) for purpose, _, graded in evaluator.seen} == {("probe", False)}
+    assert len(evaluator.seen) < len(sizes)  # gradients are taken here
+    assert sum(n for _, n, _ in evaluator.seen) > 0.7 * sum(sizes)
+    assert max_rows is None or max(sizes) <= max_rows
+
+
+def test_the_evaluator_does_not_change_what_is_found():
+    box = noisy(torch.sin, 0)
+    assert torch.equal(check(box, rows(3)).factor, check(box, rows(3), evaluator=Recorded(50)).factor)
+
+
+def test_a_black_box_uses_its_own_evaluator():
+    own, given = Recorded(max_rows=64), Recorded()
+    fn = Counted(torch.sin)
+    found = check(BlackBox(fn, 3, evaluator=own, seed=0), rows(3), evaluator=given)
+    assert found
+    assert found.evaluations == fn.rows == sum(n for _, n, _ in own.seen)
+    assert {"base", "gradient"} <= {purpose for purpose, _, _ in own.seen}
+    assert max(n for _, n, _ in own.seen) <= 64
+    assert {purpose for purpose, _, _ in given.seen} == {"probe"}
+
+
+def test_rows_without_an_answer_of_the_evaluator_are_left_out():
+    class Failing(Local):
+        def evaluate(self, request):
+            y = super().evaluate(request).y
+            return Answer(torch.where(request.points[:, :1] > 1, 1e6, y), ok=request.points[:, 0] <= 1)
+
+    x = rows(3)
+    assert bool((x[:, 0] > 1).any())
+    assert check(torch.sin, x, evaluator=Failing())
+
+
+def test_what_is_no_evaluator():
+    with pytest.raises(ValueError, match="evaluator must be"):
+        check(torch.sin, rows(3), evaluator="local")

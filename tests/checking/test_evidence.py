@@ -1,4 +1,4 @@
-"""Boxes that make it hard to tell whether their gradient is right, and what must not happen to them meanwhile."""
+"""Evidence that is hard to weigh: gradients that are not finite, weak inputs, kinks, poles, decades, few digits."""
 
 import math
 

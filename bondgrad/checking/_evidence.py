@@ -1,0 +1,168 @@
+"""The comparison of a gradient with measured slopes.
+
+There are two tests of every input, at a level that is divided by their number and by that of looks at growing evidence
+(Bonferroni). One is whether the factor between gradient and slope is one, by quantiles of Student's distribution (the
+expansion of Cornish and Fisher) with degrees of freedom after Welch and Satterthwaite. The other is whether the sum of
+squares that no factor explains is that of noise around an error that is tolerated (Birgé's bounds for chi-squared
+variables that are not central).
+
+References:
+    B. L. Welch, "The generalization of 'Student's' problem", Biometrika, 1947.
+    E. A. Cornish and R. A. Fisher, "Moments and cumulants in the specification of distributions", 1938.
+    L. Birgé, "An alternative point of view on Lepski's method", 2001, Lemma 8.1.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bondgrad.checking._slopes import SETTINGS as SLOPES
+from bondgrad.checking._slopes import SlopeSamples
+from bondgrad.measuring._statistics import FALSE_ALARM, LOOKS, freedom, mean, normal_quantile, student
+
+
+@dataclass(frozen=True)
+class EvidenceSettings:
+    """From when on something is believed. The values were found on the boxes of `tests/checking`."""
+
+    weak: float = 0.01  # errors are measured by at least this part of the typical slope, unless an input's own is clear
+    clear: float = 25.0  # a slope is clear if its square is so many times its variance
+    kink_gain: float = 16.0  # variance that rounding adds to a kink, in units of what it adds to a slope
+    kink_z: float = 4.0  # standard deviations from which a kink at a row is believed
+    kinks_z: float = 5.0  # the same for the sum of squares of all kinks of an input
+    kinks_part: float = 0.01  # of all entries that may seem to have one by chance
+    safety: float = 4.0  # the error left by extrapolation is at most this part of the change; in theory a fifteenth
+    scatter: float = 10.0  # slopes that scatter by so many times the variance due to noise are aliased
+    scatter_part: float = 0.1  # if they scatter by at least this part of their size
+    rounding_margin: float = 30.0  # times below the square of the tolerated error, rounding does not matter
+    levels: float = 4.0  # of rounding that drawn steps have to lead over for it to be random
+
+
+SETTINGS = EvidenceSettings()
+
+
+class Entries(NamedTuple):
+    """Slopes s and gradients g at r rows, as means over copies; zero where one of them is not known."""
+
+    s: Tensor  # [r, d]
+    g: Tensor  # [r, d]
+    var_s: Tensor  # [r, d] variance of s
+    var_g: Tensor  # [r, d] variance of g
+    known: Tensor  # [r, d] bool
+    bend: Tensor  # [r, d] error of s that is left by extrapolation
+    aliased: Tensor  # [d] bool: steps are much longer than waves of the function, and slopes say nothing
+    at_kink: Tensor  # [r, d] bool: the function has a kink
+    has_kinks: bool  # it has more kinks than chance explains
+
+
+class Evidence(NamedTuple):
+    """For or against every input; the last entry of what has d + 1 is all inputs together."""
+
+    entries: Entries
+    factor: Tensor  # [d + 1] the gradient in units of the slope; NaN: the slope was not seen
+    standard_error: Tensor  # [d + 1] of the factor
+    unexplained: Tensor  # [d] error that no factor explains
+    error: Tensor  # [d] root mean square over rows, in units of that of the slope
+    visible: Tensor  # [d] the least error that would have been seen
+    enough: Tensor  # [d] bool: twice the tolerance would have been seen
+    wrong: Tensor  # [d + 1] bool
+    uniform: Tensor  # [d + 1] bool: one factor explains most of the error
+    missing: Tensor  # [d] bool: the gradient is not finite where the box is
+    bending: Tensor  # [d] bool: what is not known is not due to noise, but to steps too long
+
+    def also_missing(self, missing: Tensor) -> "Evidence":
+        """With inputs, bool [d], whose gradient is not finite at other rows."""
+        wrong = torch.cat((self.wrong[:-1] | missing, self.wrong[-1:]))
+        return self._replace(wrong=wrong, missing=self.missing | missing)
+
+    @property
+    def verdict(self) -> Literal["right", "wrong", "undecided"]:
+        """Right is a gradient of which no input is wrong, if that was to be seen of all."""
+        return "wrong" if bool(self.wrong.any()) else "right" if bool(self.enough.all()) else "undecided"
+
+
+def compare(gradients: Tensor, samples: SlopeSamples, at_kink: Tensor, tolerance: float) -> Evidence:
+    """Compare gradients [copies, r, d] with slopes, without entries known to be `at_kink`, bool [r, d]."""
+    entries = _entries(gradients, samples, at_kink, tolerance)
+    s, g, var_s, var_g, known, bend, aliased = entries[:7]
+    e, var, n = g - s, var_s + var_g, known.sum(0).clamp(min=1)
+    # The noise of s makes its squares too large, and its products with g - s too small.
+    along, squares, noise_s = (_totals(t) for t in (e * s + var_s, s.square() - var_s, var_s))  # [d + 1]
+    clear = squares > SETTINGS.clear * noise_s  # else nothing can be said of factors
+    factor = torch.where(clear, along / squares, 0)
+    # Errors are measured by `norm`, which is not zero, nor is its square.
+    own = (squares[:-1].clamp(min=0) / n).sqrt()  # [d] root mean square
+    usual = n.sqrt() * torch.maximum(own, SETTINGS.weak * own.square().mean().sqrt()).clamp(min=1e-77)
+    norm = torch.where(clear[:-1], n.sqrt() * own, usual)  # [d]
+    # The last term is due to taking off var_s, itself an estimate.
+    copies_s, copies_g = len(samples.slope), len(gradients)
+    spread = _totals(s.square() * var + var_s * (var_s * (2 + 2 / (copies_s - 1)) + var_g)).sqrt()
+    tests = (2 * len(n) + 1) * LOOKS
+    z, x = normal_quantile(1 - FALSE_ALARM / (2 * tests)), math.log(tests / FALSE_ALARM)
+    t = student(z, freedom(s.square() * var_s, copies_s, s.square() * var_g, copies_g))  # [d + 1]
+    parts = t * spread, _totals(bend * s).abs(), along
+    noise, bias, along = (part / _totals(norm.square()[None]) for part in parts)
+    off = clear & (along.abs() > tolerance + noise + bias)  # [d + 1]
+
+    rest, systematic = (e - factor[:-1] * s).square().sum(0), bend.norm(dim=0)
+    allowed, wide = (norm * tolerance + systematic).square(), var * (t[:-1] / z).square()
+    scatter = 2 * (x * (wide.square().sum(0) + 2 * wide.amax(0) * allowed)).sqrt() + 2 * x * wide.amax(0)
+    wrong = (off[:-1] | (rest > allowed + wide.sum(0) + scatter)) & ~aliased
+    visible = torch.maximum(tolerance + noise[:-1] + bias[:-1], (allowed + scatter).sqrt() / norm)
+    visible = torch.where(aliased | ~known.any(0), math.inf, visible)
+    missing = (mean(samples.slope)[2] & gradients.isinf().any(0)).any(0)  # in any copy
+    noisy = torch.maximum(noise[:-1], scatter.sqrt() / norm).clamp(min=tolerance / 4)
+    return Evidence(
+        entries,
+        factor=torch.where(clear, 1 + factor, math.nan),
+        standard_error=torch.where(clear, spread / squares, math.inf),
+        unexplained=(rest - wide.sum(0)).clamp(min=0).sqrt() / norm,
+        error=(e.square() - var).sum(0).clamp(min=0).sqrt() / norm,
+        visible=visible,
+        enough=visible * norm / usual <= 2 * tolerance,
+        wrong=torch.cat((wrong | missing, off[-1:] & ~aliased.any())),
+        uniform=torch.cat(((e * s).sum(0).square() > e.square().sum(0) * s.square().sum(0) / 2, off[-1:])),
+        missing=missing,
+        bending=(systematic / norm > noisy) | aliased,
+    )
+
+
+def _entries(gradients: Tensor, samples: SlopeSamples, at_kink: Tensor, tolerance: float) -> Entries:
+    """Means over copies, without entries that have nothing to compare."""
+    (s, var_s, known), (g, var_g, given) = mean(samples.slope), mean(gradients)
+    (kink, var_kink, _), step, rounding = mean(samples.kink), samples.step, samples.rounding_variance
+    # Where the function has a kink, there is no slope to compare with.
+    var_kink = torch.maximum(var_kink, var_kink.nanmean(0)) + SETTINGS.kink_gain * rounding
+    least = torch.maximum(SETTINGS.kink_z**2 * var_kink, tolerance**2 * s.square().nanmean(0))
+    at_kink = at_kink | (kink.square() > least)
+    known = known & given & ~at_kink
+    kinks, chance = (torch.where(known, t, 0).sum(0) for t in (kink.square() - var_kink, 2 * var_kink.square()))
+    has_kinks = bool((kinks > SETTINGS.kinks_z * chance.sqrt()).any())
+    has_kinks |= int(at_kink.sum()) > max(1, SETTINGS.kinks_part * at_kink.numel())
+    # A row with outputs larger by orders of magnitude than others has as much more rounding, which would hide them.
+    squares = torch.where(known, s.square(), math.nan)
+    total = squares.nansum(0)  # [d]
+    total = torch.maximum(total, SETTINGS.weak**2 * total.mean())
+    part = rounding / squares
+    known &= (rounding <= tolerance**2 * total / SETTINGS.rounding_margin) | (part <= part.nanmedian(0).values)
+    # Slopes of a wave much shorter than the steps scatter by far more than the loss at one point does.
+    noise = mean(samples.loss)[1] * (SLOPES.noise_gain / step).square() + rounding
+    beyond = len(samples.slope) * (var_s - SETTINGS.scatter * noise)
+    # Rounding is random where the shortest of the drawn steps lead over several of its levels.
+    levels = (s * step).abs() * SLOPES.jitter / 4 / (math.sqrt(12) * samples.rounding)
+    var_s = var_s + torch.where(levels.nanmedian(0).values > SETTINGS.levels, 0, rounding)
+    parts = s, g, var_s, var_g, mean(samples.change)[0] / SETTINGS.safety, beyond
+    s, g, var_s, var_g, bend, beyond = (torch.where(known, part, 0) for part in parts)
+    n = known.sum(0).clamp(min=1)
+    var_s, var_g = (torch.where(known, torch.maximum(v, v.sum(0) / n), 0) for v in (var_s, var_g))  # of few copies
+    aliased = beyond.sum(0) > SETTINGS.scatter_part**2 * s.square().sum(0)
+    return Entries(s, g, var_s, var_g, known, bend, aliased, at_kink, has_kinks)
+
+
+def _totals(t: Tensor) -> Tensor:
+    """Sums over rows of t [r, d], and over everything: [d + 1]."""
+    sums = t.sum(0)
+    return torch.cat((sums, sums.sum(0, keepdim=True)))

@@ -1,0 +1,90 @@
+"""What is wrong with a gradient, in words."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from bondgrad.checking._evidence import SETTINGS, Entries, Evidence
+
+MOST_INPUTS = 8  # that are named one by one
+HUGE_ERROR = 10.0  # relative error, from which its size does not matter
+CLOSE = 0.2  # relative difference of a gradient from another one that it looks like
+
+
+def problems(evidence: Evidence, tolerance: float, scale: Tensor) -> tuple[str, ...]:
+    """One sentence for each input that is wrong, or one for all; scale [d] is the unit of every input."""
+    if not bool(evidence.wrong.any()):
+        return ()
+    if _one_factor(evidence, tolerance):
+        return (f"all inputs: {_factor(evidence, -1)}",)
+    wrong = evidence.wrong[:-1].nonzero().flatten().tolist()
+    if not wrong:
+        return (f"no input by itself, but all together: {_factor(evidence, -1)}",)
+    partners = _swapped(evidence.entries, wrong, scale)
+    found = [
+        f"inputs {i} and {partners[i]} look swapped" if i in partners else f"input {i}: {_input(evidence, i)}"
+        for i in wrong
+        if i < partners.get(i, math.inf)
+    ]
+    rest = len(found) - MOST_INPUTS
+    return (*found[:MOST_INPUTS], f"and {rest} more inputs") if rest > 0 else tuple(found)
+
+
+def weak(factor: Tensor, visible: Tensor) -> tuple[str, ...]:
+    """A sentence on inputs whose slope was not seen: their factor [d] is NaN, and visible [d] in other units."""
+    unseen = (factor.isnan() & visible.isfinite()).nonzero().flatten().tolist()
+    if not unseen:
+        return ()
+    which = ", ".join(map(str, unseen[:MOST_INPUTS])) + (" and others" if len(unseen) > MOST_INPUTS else "")
+    least = percent(SETTINGS.weak * float(visible[unseen].max()))
+    return (f"too weak to be seen by themselves: inputs {which}; an error of {least} of the typical slope would be",)
+
+
+def percent(fraction: float) -> str:
+    """A fraction in percent, with one decimal or as many as it takes."""
+    return f"{100 * fraction:.1f} %" if fraction >= 1e-3 or fraction == 0 else f"{100 * fraction:.0e} %"
+
+
+def _one_factor(evidence: Evidence, tolerance: float) -> bool:
+    """Whether one factor explains the errors of all of several inputs."""
+    factor, error = evidence.factor, evidence.standard_error
+    apart = (factor[:-1] - factor[-1]).abs() > tolerance + 4 * error[:-1]  # false for NaN
+    explained = evidence.unexplained <= torch.maximum(evidence.visible, 0.1 * (factor[-1] - 1).abs())
+    several = len(factor) > 2 and not bool(evidence.missing.any())
+    return several and bool(evidence.wrong[-1]) and not bool(apart.any()) and bool(explained.all())
+
+
+def _swapped(entries: Entries, wrong: list[int], scale: Tensor) -> dict[int, int]:
+    """Of the inputs that are wrong, those of which each has the gradient of just one other, and that has its own."""
+    g, s, known = (t[:, wrong] for t in (entries.g / scale, entries.s / scale, entries.known.double()))  # [r, n]
+    size = known.T @ s.square()  # [n, n] of the slope of j, over the rows at which i is known too
+    apart = g.square().T @ known - 2 * g.T @ s + size  # [n, n] squared distance of the gradient of i from that
+    like = (apart < CLOSE**2 * size) & (known.T @ known > 2)
+    pairs = (like & like.T).fill_diagonal_(False)
+    return {i: wrong[int(row.nonzero())] for i, row in zip(wrong, pairs, strict=True) if int(row.sum()) == 1}
+
+
+def _input(evidence: Evidence, i: int) -> str:
+    """What is wrong with one input."""
+    if evidence.missing[i]:
+        return "not finite where the box is"
+    if not bool((evidence.entries.g[:, i] != 0).any()):
+        return "zero, but the box depends on it"
+    off = abs(float(evidence.factor[i]) - 1)
+    if math.isfinite(off) and float(evidence.unexplained[i]) <= max(float(evidence.visible[i]), CLOSE * off):
+        return _factor(evidence, i)
+    error = float(evidence.error[i])
+    size = f"{percent(error)} of its size" if error < HUGE_ERROR else "many times its size"
+    return f"off by {size}, differently from row to row"
+
+
+def _factor(evidence: Evidence, i: int) -> str:
+    """What a factor that is not one means."""
+    factor, error = float(evidence.factor[i]), float(evidence.standard_error[i])
+    if factor < 0:
+        return "wrong sign" if abs(factor + 1) < CLOSE else f"wrong sign, and {-factor:.2f} times as large"
+    if factor >= 2:
+        return f"{factor:.2f} times as large as it should be"
+    known = f" ± {percent(error)}" if error >= 5e-4 else ""
+    return f"{percent(abs(factor - 1))}{known} too {'large' if factor > 1 else 'small'}"
