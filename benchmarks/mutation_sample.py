@@ -33,7 +33,7 @@ ROOMS = {
     "calling": ["tests/calling", "tests/test_box_input.py"],
     "estimators": ["tests/estimators", "tests/testing"],
     "evaluators": ["tests/evaluators", "tests/calling"],
-    "measuring": ["tests/measuring", "tests/policies"],
+    "measuring": ["tests/measuring", "tests/policies", "tests/checking"],
     "policies": ["tests/policies", "tests/testing"],
     "step": ["tests/step", "tests/policies", "tests/calling", "tests/test_box_parts.py"],
     "structure": ["tests/structure"],
@@ -82,10 +82,12 @@ def changes_in(path: Path) -> Iterator[Change]:
             yield change(left.lineno, at, at + len(symbol.encode()), OPERATORS[kind])
 
     tree, skipped = ast.parse(source), set[int]()
-    for node in ast.walk(tree):  # annotations, docstrings and messages of errors are no code to be changed
+    for node in ast.walk(tree):  # annotations, docstrings, errors and their like are no code to be changed
         for part in (getattr(node, "annotation", None), getattr(node, "returns", None)):
             if part is not None:
                 skipped |= {id(inner) for inner in ast.walk(part)}
+        if isinstance(node, ast.keyword) and node.arg in ("strict", "stacklevel", "memory_format"):
+            skipped |= {id(inner) for inner in ast.walk(node)}
         if isinstance(node, ast.Raise) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
             skipped |= {id(inner) for inner in ast.walk(node)}
     for node in ast.walk(tree):

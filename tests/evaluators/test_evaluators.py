@@ -147,3 +147,13 @@ def test_the_state_does_not_depend_on_portions_where_answers_are_of_double_preci
         a, b = (gradient(layer, x, torch.ones(64, 3)) for layer in layers)
         assert torch.equal(a, b)
     assert torch.equal(layers[0].policy_state.sums, layers[1].policy_state.sums)
+
+
+def test_memory_of_a_request_on_a_cpu_and_on_an_accelerator():
+    driver = Driver(Local())
+    assert driver.portion(1, 10**12, torch.device("cpu")) == 2 * 2**20
+    assert driver.portion(1, 10**12, torch.device("cuda")) == 256 * 2**20
+    assert Driver(Local(memory=1000)).portion(30, 10**12, torch.device("cuda")) == 33
+    assert Driver(Local(memory=1)).portion(30, 10**12, torch.device("cpu")) == 1
+    assert Driver(Local(max_rows=5)).portion(1, 10**12, torch.device("cpu")) == 5
+    assert driver.portion(1, 7, torch.device("cpu")) == 7

@@ -77,3 +77,20 @@ def test_noise_of_a_trial_is_right_on_average_and_knows_no_bending(differences):
     expected = sigma**2 * differences.noise_gain / h**2
     assert trial.noise().mean() / expected == pytest.approx(1, abs=0.05)
     assert torch.allclose(torch.stack([*noise]).flatten(1).cov() / expected, noise_covariance(differences), atol=0.1)
+
+
+def test_a_box_without_any_answer_gets_the_longest_step():
+    found = climb(start(lambda h: torch.full((4, 1), math.nan)))
+    assert float(found.step) == 1
+    assert float(found.slope) == 1
+
+
+def test_slopes_that_agree_by_chance_within_the_noise_are_not_believed():
+    # Equal to 1e-4 at every rung, but noise of variance 1e-6 / h² says that short steps cannot be as good as that.
+    found = climb(start(lambda h: torch.full((4, 1), 1.0) * (1 + 1e-4 * h), noise=1e-6))
+    assert float(found.step) == 0.5
+
+
+def test_the_typical_slope_is_that_of_inputs_that_have_one():
+    slopes = lambda h: torch.tensor([[3.0, 0.0, 0.0]]).double() * (1 + 1e-5 * h.double())  # noqa: E731
+    assert float(climb(start(slopes, reach=(1.0, 1.0, 1.0))).slope) == pytest.approx(3 * math.sqrt(2), rel=1e-3)

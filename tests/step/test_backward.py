@@ -5,10 +5,14 @@ import math
 import pytest
 import torch
 
-from bondgrad.step._backward import normalized, usable
+from bondgrad import BlackBox, estimators
+from bondgrad.policies import Fixed
+from bondgrad.step._backward import normalized, take_step, usable
 from bondgrad.step._health import HealthReport
 from bondgrad.step._neighbourhood import perturbations
+from bondgrad.step._records import ForwardRecord, StepInputs
 from bondgrad.step._trials import half_width, measured_noise
+from bondgrad.torch_support._ranks import JointBatch
 
 
 def test_perturbations_have_their_sign_and_some_units_of_rounding_more():
@@ -67,3 +71,31 @@ def test_noise_is_averaged_with_what_was_known_and_small_changes_are_none():
     little = 0.12 / math.sqrt(3)
     assert measured_noise(report(little, little), 0.1, seeded=False) == 0.1
     assert measured_noise(report(math.inf, math.inf), 0.1, seeded=False) == 0.1
+
+
+def step_of(layer, x, gy, forward):
+    """The record that a layer gives to `take_step`."""
+    state = layer.policy_state
+    generator, noise = torch.Generator().manual_seed(0), None
+    rest = (state.read(x.device), generator, layer.structure, layer.tracker, state.schedule, noise, None, False)
+    return StepInputs(layer.parts(), forward, x, layer(x), gy, (), *rest)
+
+
+def test_in_several_processes_normalised_rows_are_made_for_wrappers_that_average():
+    layer = BlackBox(torch.sin, 3, policy=Fixed(1e-3), estimator=estimators.Central(normalize_rows=True))
+    x, gy = torch.randn(4, 3), torch.randn(4, 3)
+    for ranks in (1, 4):
+        forward = ForwardRecord(True, part=JointBatch(ranks, rows=4 * ranks))
+        g = take_step(step_of(layer, x, gy, forward)).g
+        assert torch.allclose(g.norm(dim=1), torch.full((4,), float(ranks)))
+
+
+def test_a_step_changes_nothing_by_itself():
+    layer = BlackBox(torch.sin, 3, seed=0)
+    x, gy = torch.randn(16, 3), torch.randn(16, 3)
+    before = str(layer.policy_state.state_dict()), vars(layer.policy_state.schedule).copy(), layer.trace.last
+    result = take_step(step_of(layer, x, gy, ForwardRecord(True)))
+    assert torch.allclose(result.g, gy * x.cos(), atol=1e-3)
+    assert (str(layer.policy_state.state_dict()), vars(layer.policy_state.schedule), layer.trace.last) == before
+    assert result.state is not None
+    assert result.trial is not None

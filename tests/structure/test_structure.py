@@ -12,6 +12,7 @@ from bondgrad import BlackBox, BoxError, Central, Forward, Simultaneous
 from bondgrad.evaluators import Local
 from bondgrad.policies import Bond, Fixed, Gaussian, Optimal
 from bondgrad.structure import Blocks, Pattern, Sequence, colour, detect
+from bondgrad.structure._structure import as_pattern
 from bondgrad.testing.boxes import Sparse
 from tests.helpers import close, gradient, on_each_device, same_state
 from tests.patterns import PATTERNS, blocks
@@ -308,3 +309,9 @@ def test_an_output_that_the_forward_pass_did_not_get(estimator):
 def test_what_is_no_pattern(pattern):
     with pytest.raises(ValueError, match="must be boolean"):
         Pattern(pattern)
+
+
+def test_patterns_of_one_entry_and_of_none():
+    assert as_pattern(torch.ones(1, 1, dtype=torch.bool)) is not None
+    for nothing in (torch.ones(0, 3).bool(), torch.ones(3, 3), torch.ones(3).bool(), [[True]]):
+        assert as_pattern(nothing) is None

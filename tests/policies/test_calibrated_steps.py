@@ -1,0 +1,132 @@
+"""From the sums of trials to a step: the pieces of `Calibrated`, by numbers."""
+
+import math
+
+import pytest
+import torch
+
+from bondgrad.policies import Calibrated, Differences
+from bondgrad.policies._calibrated import (
+    FACTORS,
+    SETTINGS,
+    TrialSums,
+    _bending,
+    _best_factor,
+    _changed_steps,
+    _noise,
+    _ratio,
+)
+
+
+def one(*values):
+    return [torch.tensor([value]) for value in values]
+
+
+def factor_of(variance, bending, stretch=0.0, size=1.0, order=2):
+    return float(_best_factor(*one(variance, bending, stretch, size), order))
+
+
+def by_search(variance, bending, stretch, size, order):
+    """The same by plain arithmetic, of the errors relative to a slope that is stretched, too."""
+    errors = {}
+    for factor in FACTORS.flatten().tolist():
+        stretched = stretch * factor**order
+        if -SETTINGS.most_shrunk <= stretched <= SETTINGS.most_stretched:
+            error = (variance + SETTINGS.finest * size) / factor**2 + bending * factor ** (2 * order)
+            errors[factor] = (error + (SETTINGS.stretch_harm * stretched) ** 2 * size) / (1 + stretched) ** 2
+    return min(errors, key=errors.get)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("stretch", [0.0, 0.05, 0.2, -0.05, -0.09])
+@pytest.mark.parametrize(("variance", "bending"), [(1e-2, 1e-2), (1e-2, 1e-4), (1e-4, 1e-2), (0.3, 0.1)])
+def test_the_factor_with_the_least_relative_error(variance, bending, stretch, order):
+    expected = by_search(variance, bending, stretch, 1.0, order)
+    assert factor_of(variance, bending, stretch, 1.0, order) == pytest.approx(expected)
+
+
+def test_at_the_best_step_noise_is_order_times_the_bending():
+    assert factor_of(2e-2, 1e-2, order=2) == pytest.approx(1)
+    assert factor_of(1e-2, 1e-2, order=1) == pytest.approx(1)
+
+
+def test_where_there_is_next_to_no_noise_steps_get_no_longer():
+    assert factor_of(0.0, 0.0) == 1
+    assert factor_of(0.0, 1.0) == pytest.approx(0.25)
+
+
+def test_a_step_at_which_all_slopes_are_stretched_too_far_is_shortened():
+    assert factor_of(1.0, 0.0, stretch=1.9) == pytest.approx(0.25 * math.sqrt(2))  # 1.9 / 8 is less than a quarter
+    assert factor_of(1.0, 0.0, stretch=100.0) == pytest.approx(0.25)  # no factor is enough
+
+
+def sums(rows=16.0, product=1.0, square=1.0, residual=0.0, sound=None, noise=0.0):
+    """For mean products and squares of the slopes."""
+    values = (rows, product * rows, square * rows, residual * rows, rows if sound is None else sound)
+    return TrialSums(*one(*values, noise * (rows if sound is None else sound)))
+
+
+def test_the_ratio_of_slopes_without_noise():
+    nothing = torch.zeros(1)
+    assert float(_ratio(sums(product=1.2, square=1.0), nothing, Differences())) == pytest.approx(1.2)
+    assert float(_ratio(sums(product=9.0), nothing, Differences())) == 4
+    assert float(_ratio(sums(product=0.0), nothing, Differences())) == 0.25
+    assert float(_ratio(sums(product=0.0, square=0.0), nothing, Differences())) == 1
+
+
+def test_noise_is_taken_off_the_ratio_and_draws_it_to_one():
+    # Independent ends: of D(2h)² a quarter of the variance is noise; twice the variance is added to both.
+    found = _ratio(sums(product=1.2, square=1.0 + 0.1 / 4), torch.tensor([0.1]), Differences())
+    assert float(found) == pytest.approx((1.2 + 0.2) / (1.0 + 0.2))
+    # A shared base: D(h) and D(2h) have a covariance of a quarter, D(2h) a variance of a quarter, too.
+    shared = _ratio(sums(product=1.2 + 0.1 / 4, square=1.0 + 0.1 / 4), torch.tensor([0.1]), Differences(1, True))
+    assert float(shared) == pytest.approx((1.2 + 0.2) / (1.0 + 0.2))
+
+
+def test_bending_is_what_is_left_beyond_twice_the_noise():
+    # Of D(h) - D(2h) the noise is (1 + 1/4) of the variance, and bending nine times as much as in D(h).
+    nothing, ratio = torch.zeros(1), torch.ones(1)
+    scale = 9 - 2 * (1 + 0.25)
+    assert float(_bending(sums(residual=0.9), nothing, ratio, Differences())) == pytest.approx(0.9 / scale)
+    noisy = _bending(sums(residual=0.9), torch.tensor([0.2]), ratio, Differences())
+    assert float(noisy) == pytest.approx((0.9 - 2 * 0.2 * 1.25) / scale)
+    assert float(_bending(sums(residual=0.4), torch.tensor([0.2]), ratio, Differences())) == 0
+    # Where one of two ends failed there is four times the noise: at half of the rows, two and a half times in the mean.
+    one_sided = _bending(sums(residual=2.0, sound=8.0), torch.tensor([0.2]), ratio, Differences())
+    assert float(one_sided) == pytest.approx((2.0 - 2 * 0.2 * 1.25 * 2.5) / scale)
+
+
+def state_of(d, step=0.1, noise=0.01, spread=1.0):
+    state = Calibrated().init(d)
+    return state | {"step": torch.full((d,), step), "noise": torch.tensor(noise), "spread": torch.full((d,), spread)}
+
+
+def test_noise_is_the_median_over_inputs_with_answers_and_is_averaged_with_the_past():
+    state = state_of(4)
+    found = TrialSums(*torch.zeros(6, 4))._replace(sound=torch.tensor([8.0, 8.0, 8.0, 0.0]))
+    found = found._replace(noise=8 * torch.tensor([2.0, 3.0, 50.0, 0.0]))
+    assert float(_noise(state, found)) == pytest.approx((0.03 + 0.01) / 2)  # 3 · h², and 0.01 before
+    assert float(_noise(state | {"noise": torch.tensor(0.005)}, found)) == pytest.approx(0.03)  # six times as much
+    nothing = found._replace(sound=torch.zeros(4))
+    assert float(_noise(state, nothing)) == pytest.approx(0.01)
+
+
+def test_steps_end_at_one_and_a_half_spreads_unless_most_inputs_are_calm():
+    # Slopes that are all noise but for a clear signal: steps want to double, from 1.5 spreads on.
+    state = state_of(4, step=1.5, noise=2.25)
+    calm = torch.tensor([16.0, 16 * 1.0, 16 * 1.25, 0.0, 16.0, 16 * 1.0])[:, None].repeat(1, 4)
+    longer = _changed_steps(state | {"sums": calm}, Differences())["step"]
+    assert torch.allclose(longer, torch.full((4,), 1.5 * 1.5))
+    half = calm.clone()
+    half[4, :2] = 8.0  # rows at which nothing failed, of two inputs out of four
+    half[5, :2] = 8.0
+    assert torch.allclose(_changed_steps(state | {"sums": half}, Differences())["step"], torch.full((4,), 1.5))
+
+
+def test_an_input_without_a_signal_goes_half_way_to_the_others():
+    state = state_of(3, step=0.1, noise=1e-4)
+    found = torch.tensor([16.0, 16.0, 16.0, 0.0, 16.0, 16 * 1e-2])[:, None].repeat(1, 3)
+    found[3, :2] = 16 * 50.0  # they bend
+    found[1, 2] = found[2, 2] = 0.0  # no slope at all
+    steps = _changed_steps(state | {"sums": found}, Differences())["step"]
+    assert steps.tolist() == pytest.approx([0.025, 0.025, math.sqrt(0.025 * 0.2)])  # by itself, it would double
