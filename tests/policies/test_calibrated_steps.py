@@ -126,7 +126,7 @@ def test_steps_end_at_one_and_a_half_spreads_unless_most_inputs_are_calm():
 def test_an_input_without_a_signal_goes_half_way_to_the_others():
     state = state_of(3, step=0.1, noise=1e-4)
     found = torch.tensor([16.0, 16.0, 16.0, 0.0, 16.0, 16 * 1e-2])[:, None].repeat(1, 3)
-    found[3, :2] = 16 * 50.0  # they bend
+    found[3, :2] = 16 * 500.0  # they bend
     found[1, 2] = found[2, 2] = 0.0  # no slope at all
     steps = _changed_steps(state | {"sums": found}, Differences())["step"]
     assert steps.tolist() == pytest.approx([0.025, 0.025, math.sqrt(0.025 * 0.2)])  # by itself, it would double
