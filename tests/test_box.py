@@ -260,3 +260,10 @@ def test_repr_names_the_parts():
     assert "sin" in text
     assert "Fixed(0.1)" in text
     assert "Central" in text
+
+
+def test_training_mode_is_the_default_of_train():
+    box = BlackBox(nn.Dropout(), 3)
+    assert not box.eval().training
+    assert box.train().training
+    assert not box.fn.training

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from bondgrad.policies import Calibrated, Differences
+from bondgrad.policies import Batch, Calibrated, Differences
 from bondgrad.policies._calibrated import (
     FACTORS,
     SETTINGS,
@@ -130,3 +130,13 @@ def test_an_input_without_a_signal_goes_half_way_to_the_others():
     found[1, 2] = found[2, 2] = 0.0  # no slope at all
     steps = _changed_steps(state | {"sums": found}, Differences())["step"]
     assert steps.tolist() == pytest.approx([0.025, 0.025, math.sqrt(0.025 * 0.2)])  # by itself, it would double
+
+
+@pytest.mark.parametrize(("rows", "factor"), [(7, 1.0), (8, 0.8), (64, 0.8)])
+def test_steps_shrink_with_inputs_that_vary_ten_times_less_if_there_are_rows_to_tell(rows, factor):
+    x = 0.1 * torch.tensor([-1.0, 1.0]).repeat(32)[:rows, None]
+    x = x - x.mean()  # of mean zero, whatever the number of rows
+    x = 0.1 * x / x.square().mean().sqrt()
+    batch = Batch(x, torch.Generator().manual_seed(0), rows)
+    steps = Calibrated().steps(state_of(1), batch, 1, 0.0)
+    assert torch.allclose(steps.size, torch.full_like(steps.size, 0.1 * factor))  # eight times less is let pass
