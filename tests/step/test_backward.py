@@ -7,11 +7,11 @@ import torch
 
 from bondgrad import BlackBox, estimators
 from bondgrad.policies import Fixed
-from bondgrad.step._backward import normalized, take_step, usable
+from bondgrad.step._backward import normalized, rows_of, take_step, usable
 from bondgrad.step._health import HealthReport
-from bondgrad.step._neighbourhood import perturbations
+from bondgrad.step._neighbourhood import Neighbourhood, perturbations
 from bondgrad.step._records import ForwardRecord, StepInputs
-from bondgrad.step._trials import half_width, measured_noise
+from bondgrad.step._trials import TrialRows, half_width, measured_noise
 from bondgrad.torch_support._ranks import JointBatch
 
 
@@ -99,3 +99,20 @@ def test_a_step_changes_nothing_by_itself():
     assert (str(layer.policy_state.state_dict()), vars(layer.policy_state.schedule), layer.trace.last) == before
     assert result.state is not None
     assert result.trial is not None
+
+
+@pytest.mark.parametrize(("estimator", "gain"), [("central", 0.5), ("forward", 2.0)])
+def test_the_noise_at_the_start_is_that_of_slopes_over_a_step_of_one(estimator, gain):
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(3, 5000, generator=generator)
+
+    def fn(x):
+        return x @ weight + 0.1 * torch.randn(len(x), 5000, generator=generator)
+
+    layer = BlackBox(fn, 3, estimator=estimator, seed=0)
+    x, gy = torch.randn(32, 3, generator=generator), torch.randn(32, 5000, generator=generator)
+    step = step_of(layer, x, gy, ForwardRecord(True))
+    box = Neighbourhood(step.parts, step.x, step.y)
+    start = TrialRows(step, box, step.structure, rows_of(step)).starting_point()
+    assert float(start.noise) == pytest.approx(0.1**2 * gain, rel=0.05)
+    assert box.evaluations == {"trial": 8}  # rows that were asked about once more
