@@ -1,0 +1,57 @@
+"""What a trial says of a box, by numbers."""
+
+import math
+
+import pytest
+import torch
+
+from bondgrad.measuring._step_trial import Differences, StepTrial
+from bondgrad.step._health import examine
+
+
+def trial(slopes=None, repeated=None, step=0.1, spread=1.0, sound=True, differences=None, rows=4, d=3):
+    slopes = torch.ones(3, rows, d) if slopes is None else slopes
+    rows, d = slopes.shape[1:]
+    repeated = torch.zeros(rows, 2) if repeated is None else repeated
+    flags = torch.full((rows, d), sound)
+    differences = Differences() if differences is None else differences
+    return StepTrial(differences, torch.full((d,), spread), torch.full((rows, d), step), slopes, flags, repeated)
+
+
+def test_answers_are_alike_up_to_rounding_of_the_largest_of_an_output():
+    y = torch.tensor([[1000.0, 1.0], [0.0, 1.0]])
+    eps = torch.finfo(torch.float32).eps
+    assert examine(trial(repeated=torch.tensor([[0.0, 0.0], [15_000 * eps, 15 * eps]]), rows=2), y).alike
+    assert not examine(trial(repeated=torch.tensor([[0.0, 0.0], [17_000 * eps, 0.0]]), rows=2), y).alike
+    assert not examine(trial(repeated=torch.tensor([[0.0, 17 * eps], [0.0, 0.0]]), rows=2), y).alike
+
+
+def test_noise_is_half_the_variance_of_what_repeated_answers_differ_by():
+    found = examine(trial(repeated=torch.tensor([[0.3, -0.4], [math.nan, 0.0]]), rows=2), torch.ones(2, 2))
+    assert found.noise == pytest.approx(math.sqrt((0.09 + 0.16) / 4 / 2))
+
+
+@pytest.mark.parametrize("differences", [Differences(), Differences(order=1, shared_base=True)])
+def test_roughness_is_the_standard_deviation_of_the_outputs(differences):
+    generator = torch.Generator().manual_seed(0)
+    ends = 0.01 * torch.randn(3, 2, 5000, 3, dtype=torch.float64, generator=generator)
+    steps = torch.tensor([0.05, 0.1, 0.2], dtype=torch.float64)[:, None, None]
+    base, span = (ends[0, 1], steps) if differences.shared_base else (ends[:, 1], 2 * steps)
+    noise = (ends[:, 0] - base) / span
+    found = examine(trial(1000 * noise, differences=differences), torch.ones(4, 2))
+    assert found.rough == pytest.approx(1000 * 0.01, rel=0.05)
+    expected = differences.noise_gain * 1e-4 / 0.1**2  # the variance of D(h); that of D(2h) is a quarter
+    assert found.drowned == pytest.approx(4 * expected / expected, rel=0.15)
+    assert not found.dead
+    clear = examine(trial(noise + 5, differences=differences), torch.ones(4, 2))
+    assert clear.drowned == pytest.approx(expected / 25, rel=0.1)
+    assert clear.signal > 100 > found.signal
+
+
+def test_steps_at_their_limit_and_boxes_that_do_not_move():
+    y = torch.ones(4, 2)
+    assert examine(trial(step=0.5), y).at_limit == 0
+    assert examine(trial(step=0.995), y).at_limit == 1
+    assert not examine(trial(), y).dead
+    assert examine(trial(torch.zeros(3, 4, 3)), y).dead
+    assert not examine(trial(torch.zeros(3, 4, 3), sound=False), y).dead  # there were no answers
