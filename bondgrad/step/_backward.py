@@ -31,14 +31,15 @@ def take_step(step: StepInputs) -> StepResult:
     steps = policy.steps(start.state, batch, estimator.draws, start.noise)
     delta = perturbations(step.x, steps.size, steps.sign, policy.least_ulps)
     slopes = box.slopes(structure, step.gy, delta)  # [B, W]
-    g = usable(slopes, step.gy).reshape(batch.x.shape)  # [B·T, d]
+    g = usable(slopes, step.gy).view(batch.x.shape)  # [B·T, d]
 
     trial = start.rows.trial(steps, slopes) if start.rows is not None else None
     summary, state = learn(step, start.state, Observation(batch.x, g, steps, estimator.differences, trial))
     if estimator.normalize_rows:
         g = normalized(g) * step.forward.part.ranks  # of which the wrappers leave one share
+    g = g.view(step.x.shape)
     return StepResult(
-        g=g.view(step.x.shape),
+        g=g,
         changes=HostChanges(
             steps, seen_by_hooks(step, structure, g), step.forward.training, box.evaluations["gradient"]
         ),
@@ -62,7 +63,9 @@ def needs_start(policy: Policy, state: State) -> bool:
 
 def rows_of(step: StepInputs) -> Batch:
     """The rows as the policy sees them, and where they stand in a batch of several processes."""
-    rows, part = step.x.reshape(-1, step.parts.in_features), step.forward.part
+    rows, part, d = step.x, step.forward.part, step.parts.in_features
+    if rows.shape[1] != d:
+        rows = rows.reshape(-1, d)
     sums = None if part.sums is None else part.sums.to(rows.device)
     return Batch(rows, step.generator, part.rows or rows.shape[0], part.first, sums)
 
@@ -129,10 +132,9 @@ def learn(step: StepInputs, state: State, seen: Observation) -> tuple[Tensor | N
     if waits:
         return None, state
     # Wrappers average the gradient over the processes, so a row has a share of what it would have alone.
-    g = seen.g if part.ranks == 1 else seen.g / part.ranks
-    summary = policy.summarize(state, seen._replace(g=g))
     if part.ranks > 1:
-        return summary, None
+        return policy.summarize(state, seen._replace(g=seen.g / part.ranks)), None
+    summary = policy.summarize(state, seen)
     return None, policy.observe(state, summary, seen.g.shape[0], seen.differences)
 
 
@@ -156,7 +158,7 @@ def normalized(g: Tensor) -> Tensor:
 
 def seen_by_hooks(step: StepInputs, structure: Structure, g: Tensor) -> Step:
     """The step for hooks; of sequences with a dimension for time."""
-    seen = Step(step.x, step.gy, g.view(step.x.shape))
+    seen = Step(step.x, step.gy, g)
     if not structure.in_time:
         return seen
     batch, width = step.x.shape

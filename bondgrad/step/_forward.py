@@ -33,7 +33,8 @@ def evaluate(call: ForwardInputs) -> tuple[Tensor, StatesByStart]:
     parts, x = call.parts, call.x
     where = parts.function.compute_device(x.device)
     rows = (x, *call.context) if where == x.device else tuple(t.to(where) for t in (x, *call.context))
-    call = call._replace(x=rows[0] if parts.limits is None else parts.limits.clamped(rows[0]), context=rows[1:])
+    if where != x.device or parts.limits is not None:
+        call = call._replace(x=rows[0] if parts.limits is None else parts.limits.clamped(rows[0]), context=rows[1:])
     with arithmetic(call.full_precision, where, call.autocast), parts.function.learning():
         seed, memory = None if parts.next_seed is None else parts.next_seed(), parts.memory
         states: StatesByStart = ()

@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -47,7 +47,7 @@ class Neighbourhood:
             self.low, self.high = parts.limits.like(x)
         self.failures: list[Tensor] = []  # numbers of evaluations for a gradient that were not finite
         self.errors: list[Exception] = []  # that the box raised in trials
-        self.evaluations: Counter[Purpose] = Counter()
+        self.evaluations: defaultdict[Purpose, int] = defaultdict(int)
 
     # ---- asking
 
@@ -84,7 +84,9 @@ class Neighbourhood:
             beside = tuple(t[rows].repeat_interleave(shape[1:].numel(), 0) for t in beside)
         pairs = seed is None and shape[-1] == 2
         flat = points.reshape(-1, points.shape[-1])
-        return self.parts.driver.ask(Request(self.parts.function, flat, beside, pairs, seed, purpose)).view(*shape, -1)
+        driver = self.parts.driver
+        request = Request(self.parts.function, flat, beside, pairs, seed, purpose, driver.requests)
+        return driver.ask(request).view(*shape, -1)
 
     def _ask_from_internal_state(
         self, memory: InternalState, points: Tensor, purpose: Purpose, seed: int | None

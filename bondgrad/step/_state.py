@@ -62,6 +62,8 @@ class PolicyState(nn.Module):
     def write(self, state: State) -> None:
         """Keep a new state: in place, since a captured graph may use these very buffers."""
         buffers: dict[str, Any] = self._buffers
+        if all(value is buffers[name] for name, value in state.items()):
+            return
         # A policy may keep a value under another name, which is read before anything is written.
         moved = {id(buffers[name]) for name in self.names}
         state = {

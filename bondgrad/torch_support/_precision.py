@@ -22,6 +22,8 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
 def arithmetic(full: bool, device: torch.device, autocast: torch.dtype | None) -> AbstractContextManager[None]:
     """Without gradients, and in full single precision; or with autocast as given and TF32 as it is."""
     kind = device.type
+    if full and not (torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda") or _full_float32.needed()):
+        return torch.no_grad() if torch.is_grad_enabled() else contextlib.nullcontext()  # as nearly always
     changes: list[AbstractContextManager[Any]] = []
     if torch.is_grad_enabled():
         changes.append(torch.no_grad())
