@@ -1,9 +1,8 @@
 """The user's function, called with the arrays it understands, and its answer checked."""
 
-import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -113,15 +112,14 @@ class RowFunction:
             )
         return tuple(t.detach().to(points.device) for t in tensors)
 
-    @contextlib.contextmanager
-    def learning(self) -> Iterator[None]:
-        """What a call that fails may have taught about the function is forgotten."""
-        known = self.out_features, self.interfaces
-        try:
-            yield
-        except BaseException:
-            self.out_features, self.interfaces = known
-            raise
+    @property
+    def known(self) -> tuple[int | None, tuple[Interface, ...]]:
+        """What calls have taught about the function: the width of its answers, and which arrays it takes."""
+        return self.out_features, self.interfaces
+
+    @known.setter
+    def known(self, known: tuple[int | None, tuple[Interface, ...]]) -> None:
+        self.out_features, self.interfaces = known
 
     def compute_device(self, device: torch.device) -> torch.device:
         """Where the function works, given that its rows come from `device`: they are best made there."""

@@ -35,34 +35,44 @@ def evaluate(call: ForwardInputs) -> tuple[Tensor, StatesByStart]:
     rows = (x, *call.context) if where == x.device else tuple(t.to(where) for t in (x, *call.context))
     if where != x.device or parts.limits is not None:
         call = call._replace(x=rows[0] if parts.limits is None else parts.limits.clamped(rows[0]), context=rows[1:])
-    with arithmetic(call.full_precision, where, call.autocast), parts.function.learning():
-        seed, memory = None if parts.next_seed is None else parts.next_seed(), parts.memory
-        states: StatesByStart = ()
-        if memory is None:
-            y = _ask(call, parts.function, call.x, call.context, seed)
-        elif in_backward():
-            raise BoxError("a box with memory cannot be called again in a backward pass: it has moved on since")
-        elif isinstance(memory, InternalState):
-            y, states = _ask_from_internal_state(call, memory, seed)
-        else:
-            assert isinstance(memory, ExplicitState)
-            y, states = _ask_from_explicit_state(call, memory, seed)
-        return y.to(x.device, copy=True), states
+    known = parts.function.known
+    try:
+        with arithmetic(call.full_precision, where, call.autocast):
+            y, states = _answer(call)
+            return y.to(x.device, copy=True), states
+    except BaseException:
+        parts.function.known = known  # what a call that fails may have taught about the function is forgotten
+        raise
+
+
+def _answer(call: ForwardInputs) -> tuple[Tensor, StatesByStart]:
+    """The answer to rows where the box works, according to the kind of its memory."""
+    parts, memory = call.parts, call.parts.memory
+    seed = None if parts.next_seed is None else parts.next_seed()
+    if memory is None:
+        return _ask(call, parts.function, call.x, call.context, seed), ()
+    if in_backward():
+        raise BoxError("a box with memory cannot be called again in a backward pass: it has moved on since")
+    if isinstance(memory, InternalState):
+        return _ask_from_internal_state(call, memory, seed)
+    assert isinstance(memory, ExplicitState)
+    return _ask_from_explicit_state(call, memory, seed)
 
 
 def _ask(
     call: ForwardInputs, function: Callable[..., Tensor], x: Tensor, context: tuple[Tensor, ...], seed: int | None
 ) -> Tensor:
     """The box at x [B, d], in as many requests as it takes."""
+    driver = call.parts.driver
     whole = call.parts.memory is not None  # the states after the calls are put together in the order of the rows
 
     def work() -> Tensor:
         # Copies, since the function may write into its arguments.
         points = x.clone(memory_format=torch.contiguous_format)
-        request = Request(function, points, tuple(t.clone() for t in context), seed=seed, whole=whole)
-        return call.parts.driver.ask(request)
+        beside = tuple(t.clone() for t in context) if context else ()
+        return driver.ask(Request(function, points, beside, seed=seed, number=driver.requests, whole=whole))
 
-    return call.parts.driver.run(work)
+    return driver.run(work)
 
 
 def _ask_from_internal_state(

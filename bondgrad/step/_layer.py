@@ -85,7 +85,6 @@ class Layer(nn.Module):
         y, forward = self.evaluate_rows(x.detach(), context, autocast, graded)
         if not graded:
             return y
-        forward = forward._replace(parameters=self.function.tensors.parameters())
         return attach(x, y, functools.partial(self.differentiate_rows, forward), context)
 
     def evaluate_rows(
@@ -99,19 +98,21 @@ class Layer(nn.Module):
             self.parts(), self.current_structure, x, context, self.training, graded, self.full_precision, autocast
         )
 
+        parameters = self.function.tensors.parameters() if graded else None
+
         def ask(learns: bool) -> tuple[Tensor, ForwardRecord]:
             y, states = evaluate(call)
             part = ALONE
             if dist.is_available() and dist.is_initialized():
                 differences = self._estimator.differences
                 part = self.policy_state.joint_batch(self._policy, differences, self.limits, x, learns)
-            return y, ForwardRecord(self.training, autocast, part, states)
+            return y, ForwardRecord(self.training, autocast, part, states, 0, parameters)
 
         if is_capturing(x.device) or not in_checkpoint():
             return ask(graded and self.training and not in_backward())
         ordered = self.memory is not None
         (y, forward), ticket = self.answers.answer((x, *context), ordered, graded, self.training, ask)
-        return y.clone(), forward._replace(ticket=ticket)
+        return y.clone(), forward._replace(ticket=ticket, parameters=parameters)
 
     @property
     def current_structure(self) -> Structure:
@@ -158,7 +159,8 @@ class Layer(nn.Module):
 
     def _take_step(self, forward: ForwardRecord, x: Tensor, y: Tensor, gy: Tensor, *context: Tensor) -> Tensor:
         """One backward pass, where the box lives: everything goes in, and what comes out is committed."""
-        capturing, random = is_capturing(x.device), self.policy_state.random
+        capturing, policy_state = is_capturing(x.device), self.policy_state
+        random = policy_state.random
         step = StepInputs(
             parts=self.parts(),
             forward=forward,
@@ -166,11 +168,11 @@ class Layer(nn.Module):
             y=y,
             gy=gy,
             context=context,
-            state=self.policy_state.read(x.device),
+            state=policy_state.read(x.device),
             generator=random.on(x.device) if capturing else random.fork(x.device),
             structure=self.current_structure,
             tracker=self.tracker,
-            schedule=self.policy_state.schedule,
+            schedule=policy_state.schedule,
             noise=self.noise,
             eval_start=self.eval_start,
             capturing=capturing,
