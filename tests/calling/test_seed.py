@@ -115,3 +115,18 @@ def test_a_step_with_seeds_is_not_captured():
     layer = BlackBox(simulate, 4, 4)
     gradient(layer, torch.randn(3, 4))
     assert layer.due()
+
+
+@pytest.mark.parametrize("seed", [0, 2**31 - 1, 2**63 - 1])
+def test_seeds_are_those_that_every_library_takes(seed):
+    asked = []
+
+    def fn(x, seed):
+        asked.append(seed)
+        return torch.sin(x)
+
+    layer = BlackBox(fn, 3, seed=seed)
+    for _ in range(5):
+        gradient(layer, torch.randn(4, 3), torch.ones(4, 3))
+    assert all(0 <= number < 2**31 for number in asked)
+    assert len(set(asked)) > 10  # a new one for every forward pass and every request
