@@ -24,6 +24,13 @@ def check_input(x: Tensor, in_features: int, in_time: bool = False) -> None:
         raise ValueError(f"x is an empty batch, shape {list(x.shape)}: skip it, or give it at least one row")
 
 
+def check_rows(x: Tensor) -> None:
+    """Refuse an x that is not rows [N, d] of floating point."""
+    if isinstance(x, Tensor) and x.ndim != 2:
+        raise ValueError(f"x must be rows, [N, d], got {list(x.shape)}")
+    check_input(x, x.shape[-1] if isinstance(x, Tensor) else 0)
+
+
 def context_rows(context: tuple[Tensor, ...], lead: torch.Size) -> tuple[Tensor, ...]:
     """Every context as rows, [N, ...], given that x has the leading shape `lead`."""
     for i, c in enumerate(context):

@@ -18,7 +18,7 @@ class Request(NamedTuple):
     pairs: bool = False  # rows 2k and 2k + 1 are the two signs of one perturbation: keep them together, in this order
     seed: int | None = None  # for a function that takes one
     purpose: Purpose = "base"  # why these rows are evaluated
-    number: int = 0  # of the request, counted by the layer
+    number: int = 0  # of the request, counted by the driver
     whole: bool = False  # whether the box remembers: the function is called once, here, with all rows in their order
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bondgrad.calling._function import RowFunction
-from bondgrad.calling._inputs import check_callable, check_input, context_rows
+from bondgrad.calling._inputs import check_callable, check_rows, context_rows
 from bondgrad.calling._limits import Limits
 from bondgrad.errors import checked_seed, positive_float, positive_int
 from bondgrad.evaluators import Evaluator
@@ -93,9 +93,7 @@ class Session:
         sample: str | None = None,
     ) -> None:
         check_callable(fn)
-        if isinstance(x, Tensor) and x.ndim != 2:
-            raise ValueError(f"x must be rows, [N, d], got {list(x.shape)}")
-        check_input(x, x.shape[-1] if isinstance(x, Tensor) else 0)
+        check_rows(x)
         if not bool(torch.isfinite(x).all()):
             raise ValueError("x must be finite: leave out rows with NaN or infinite values")
         if positive_int("budget", budget) < LEAST_BUDGET:

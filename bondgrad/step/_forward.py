@@ -70,7 +70,7 @@ def _ask(
         # Copies, since the function may write into its arguments.
         points = x.clone(memory_format=torch.contiguous_format)
         beside = tuple(t.clone() for t in context) if context else ()
-        return driver.ask(Request(function, points, beside, seed=seed, number=driver.requests, whole=whole))
+        return driver.ask(Request(function, points, beside, seed=seed, whole=whole))
 
     return driver.run(work)
 

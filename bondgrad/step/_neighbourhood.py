@@ -84,9 +84,7 @@ class Neighbourhood:
             beside = tuple(t[rows].repeat_interleave(shape[1:].numel(), 0) for t in beside)
         pairs = seed is None and shape[-1] == 2
         flat = points.reshape(-1, points.shape[-1])
-        driver = self.parts.driver
-        request = Request(self.parts.function, flat, beside, pairs, seed, purpose, driver.requests)
-        return driver.ask(request).view(*shape, -1)
+        return self.parts.driver.ask(Request(self.parts.function, flat, beside, pairs, seed, purpose)).view(*shape, -1)
 
     def _ask_from_internal_state(
         self, memory: InternalState, points: Tensor, purpose: Purpose, seed: int | None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bondgrad.calling._function import RowFunction
-from bondgrad.calling._inputs import check_callable, check_input, context_rows
+from bondgrad.calling._inputs import check_callable, check_rows, context_rows
 from bondgrad.calling._limits import Limits
 from bondgrad.calling._modules import in_eval_mode
 from bondgrad.calling._state_form import snapshot_owner
@@ -119,6 +119,4 @@ def _check_arguments(fn: object, x: Tensor) -> None:
     check_callable(fn)
     if snapshot_owner(fn) is not None:
         raise ValueError("detect is for boxes without memory: this one has snapshot() and restore()")
-    if isinstance(x, Tensor) and x.ndim != 2:
-        raise ValueError(f"x must be rows, [N, d], got {list(x.shape)}")
-    check_input(x, x.shape[-1] if isinstance(x, Tensor) else 0)
+    check_rows(x)
