@@ -1,6 +1,5 @@
 """The range that a box may be asked about."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,9 +40,8 @@ class Limits:
         key = (x.dtype, x.device)
         if key not in self._made:
             low, high = (limit.to(x.dtype) for limit in self._exact)
-            inf = torch.tensor(math.inf, dtype=x.dtype, device="cpu")
-            low = torch.where(low.double() < self._exact[0], torch.nextafter(low, inf), low)
-            high = torch.where(high.double() > self._exact[1], torch.nextafter(high, -inf), high)
+            low = torch.where(low < self._exact[0], low.nextafter(high), low)
+            high = torch.where(high > self._exact[1], high.nextafter(low), high)
             if not bool((low < high).all()):
                 raise ValueError(f"limits must be within what {x.dtype} can tell apart: use float64, or other units")
             self._made[key] = low.to(x.device), high.to(x.device)

@@ -6,38 +6,21 @@ Only forward passes move a stream on. Perturbed evaluations start from what was 
 
 import contextlib
 import weakref
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_leaves, tree_map
 
 from bondgrad.calling._function import RowFunction
-from bondgrad.calling._state_form import StateForm, snapshot_owner, state_tensor
+from bondgrad.calling._state_form import snapshot_owner, state_tensor
 from bondgrad.errors import BoxError
 
 Leaves = tuple[Tensor, ...]  # of a state, [N, ...] each
 
 
-class Memory(nn.Module, ABC):
-    """What a box remembers."""
-
-    @abstractmethod
-    def before(self, rows: int, training: bool, device: torch.device) -> Any:  # noqa: ANN401
-        """What the box remembers now, as something that stays as it is: for one forward pass with so many rows."""
-
-    @abstractmethod
-    def reset(self, training: bool) -> None:
-        """Begin a stream anew."""
-
-    @abstractmethod
-    def switch(self, training: bool) -> None:
-        """Change to another stream. That for evaluation begins anew each time."""
-
-
-class ExplicitState(Memory):
+class ExplicitState(nn.Module):
     """A state of tensors that goes in and comes out: fn(x, state) -> (y, state).
 
     Args:
@@ -46,12 +29,12 @@ class ExplicitState(Memory):
 
     def __init__(self, initial: Any) -> None:  # noqa: ANN401
         super().__init__()
-        leaves, self.form = tree_flatten(initial)[0], StateForm(initial)
+        self.form = tree_map(lambda _: 0, initial)  # how a state is made of tensors
         try:
-            self.initial: Leaves = tuple(state_tensor(leaf).detach().clone() for leaf in leaves)
+            self.initial: Leaves = tuple(state_tensor(leaf).detach().clone() for leaf in tree_leaves(initial))
         except (TypeError, ValueError, RuntimeError) as error:
             raise ValueError(f"state must be made of tensors or arrays, got {initial!r}") from error
-        if not leaves or any(leaf.ndim == 0 for leaf in self.initial):
+        if not self.initial or any(leaf.ndim == 0 for leaf in self.initial):
             raise ValueError(
                 "state must be tensors with one entry per row first, [N, ...], or [1, ...] for any number of rows, got "
                 f"{[list(leaf.shape) for leaf in self.initial]}"
@@ -60,32 +43,24 @@ class ExplicitState(Memory):
         self._fresh = {True: True, False: True}  # streams that begin with `initial`
 
     def before(self, rows: int, training: bool, device: torch.device) -> Leaves:
-        """See `Memory.before`."""
+        """What the box remembers before a forward pass with so many rows, in memory of its own."""
         now = self._now[training]
-        if now is not None and self._fresh[training] and now[0].shape[0] != rows:
-            now = None  # a new stream may have another number of rows
-        leaves = self.initial if now is None else now
-        for leaf in leaves:
-            if leaf.shape[0] not in ((1, rows) if now is None else (rows,)):
-                advice = (
-                    "state must be for that many rows, or for one"
-                    if now is None
-                    else (
-                        "its batches must be of one size (drop_last=True), or box.reset() must be called where a new "
-                        "stream begins"
-                    )
-                )
-                raise BoxError(f"this box remembers {leaf.shape[0]} rows, but was given {rows}: {advice}")
-        return tuple(leaf.to(device).expand(rows, *leaf.shape[1:]).clone() for leaf in leaves)
+        advice = "its batches must be of one size (drop_last=True), or box.reset() called where a new stream begins"
+        if now is None or (self._fresh[training] and len(now[0]) != rows):  # a new stream may have other rows
+            now, advice = self._beginning(rows, device), "state must be for that many rows, or for one"
+        for leaf in now:
+            if len(leaf) != rows:
+                raise BoxError(f"this box remembers {len(leaf)} rows, but was given {rows}: {advice}")
+        return tuple(leaf.to(device, copy=True) for leaf in now)
+
+    def _beginning(self, rows: int, device: torch.device) -> Leaves:
+        """The initial state; for so many rows, if it is for any number of them."""
+        return tuple(leaf.to(device).expand(rows if len(leaf) == 1 else -1, *leaf.shape[1:]) for leaf in self.initial)
 
     def advance(self, after: Leaves, training: bool) -> None:
         """What the box remembers after a forward pass. In place where possible, since a captured graph may use it."""
-        now = self._now[training]
-        if now is None or list(map(_kind, now)) != list(map(_kind, after)):
+        if not _overwritten(self._now[training], after):
             self._now[training] = _copied(after)
-        else:
-            for old, new in zip(now, after, strict=True):
-                old.copy_(new)
         self.went_on(training)
 
     def went_on(self, training: bool) -> None:
@@ -93,18 +68,14 @@ class ExplicitState(Memory):
         self._fresh[training] = False
 
     def reset(self, training: bool) -> None:
-        """See `Memory.reset`. In place as well, where possible."""
+        """Begin a stream anew. In place as well, where possible."""
         now = self._now[training]
-        if now is not None:
-            if list(map(_row_kind, self.initial)) == list(map(_row_kind, now)):
-                for old, new in zip(now, self.initial, strict=True):
-                    old.copy_(new)
-            else:
-                self._now[training] = None
+        if now is not None and not _overwritten(now, self._beginning(len(now[0]), now[0].device)):
+            self._now[training] = None
         self._fresh[training] = True
 
     def switch(self, training: bool) -> None:
-        """See `Memory.switch`."""
+        """Change to another stream. That for evaluation begins anew each time."""
         if not training:
             self.reset(False)
 
@@ -129,7 +100,7 @@ class ExplicitState(Memory):
         return None if now is None else tuple(leaf.data_ptr() for leaf in now)
 
 
-class InternalState(Memory):
+class InternalState(nn.Module):
     """A box that keeps its state to itself: fn.snapshot() gives it away, fn.restore(snapshot) brings it back.
 
     Such a box is called with all rows of a batch and nothing else, since what it remembers may be about those rows. A
@@ -142,31 +113,27 @@ class InternalState(Memory):
         self.initial = fn.snapshot()
         self._training, self._other = training, None  # the stream that goes on, and what the other was left with
 
-    def before(self, rows: int, training: bool, device: torch.device) -> Any:  # noqa: ANN401
-        """See `Memory.before`."""
+    def before(self, _rows: int, training: bool, _device: torch.device) -> Any:  # noqa: ANN401
+        """What the box remembers before a forward pass, as something that stays as it is."""
         self.switch(training)
         return self._box[0].snapshot()
-
-    def reset(self, training: bool) -> None:
-        """See `Memory.reset`."""
-        self.switch(training)
-        self._box[0].restore(self.initial)
-
-    def switch(self, training: bool) -> None:
-        """See `Memory.switch`."""
-        if training == self._training:
-            return
-        now = self._box[0].snapshot()
-        self._box[0].restore(self._other if training and self._other is not None else self.initial)
-        self._training, self._other = training, now
-
-    def belongs_to(self, box: object) -> bool:
-        """Whether this is the memory of that box."""
-        return self._box[0] is box
 
     def restore(self, before: Any) -> None:  # noqa: ANN401
         """Remember what was remembered then."""
         self._box[0].restore(before)
+
+    def reset(self, training: bool) -> None:
+        """Begin a stream anew."""
+        self.switch(training)
+        self.restore(self.initial)
+
+    def switch(self, training: bool) -> None:
+        """Change to another stream. That for evaluation begins anew each time."""
+        if training == self._training:
+            return
+        now = self._box[0].snapshot()
+        self.restore(self._other if training and self._other is not None else self.initial)
+        self._training, self._other = training, now
 
     def from_snapshot(self, before: Any, function: Callable[..., Tensor]) -> Callable[..., Tensor]:  # noqa: ANN401
         """The function as it answers when the box remembers what it did then."""
@@ -184,7 +151,7 @@ class InternalState(Memory):
         try:
             yield
         finally:
-            self._box[0].restore(now)
+            self.restore(now)
 
     def get_extra_state(self) -> dict[str, Any]:
         """For `state_dict`."""
@@ -196,23 +163,10 @@ class InternalState(Memory):
         same = state["training"] == self._training
         self._other = state["other" if same else "now"]
         now = state["now" if same else "other"]
-        self._box[0].restore(self.initial if now is None else now)
+        self.restore(self.initial if now is None else now)
 
 
-def _copied(leaves: Leaves | None) -> Leaves | None:
-    return None if leaves is None else tuple(leaf.clone() for leaf in leaves)
-
-
-def _kind(t: Tensor) -> tuple[torch.Size, torch.dtype, torch.device, bool]:
-    """What must be alike in two tensors, for one to be written into the other."""
-    return t.shape, t.dtype, t.device, t.is_inference() and not torch.is_inference_mode_enabled()
-
-
-def _row_kind(t: Tensor) -> tuple[object, ...]:
-    """The same, apart from where they are and how many rows they have."""
-    shape, dtype, _, frozen = _kind(t)
-    return shape[1:], dtype, frozen
-
+Memory = ExplicitState | InternalState
 
 # Layers around one and the same box share its memory.
 _shared: "weakref.WeakValueDictionary[int, InternalState]" = weakref.WeakValueDictionary()
@@ -225,8 +179,8 @@ def find_memory(fn: Callable[..., Any], state: object, training: bool = True) ->
         return None if state is None else ExplicitState(state)
     if state is not None:
         raise ValueError("fn has snapshot() and restore(), so it keeps its own state: leave out state")
-    memory = _shared.get(id(owner))
-    if memory is None or not memory.belongs_to(owner):
+    memory = _shared.get(id(owner))  # the owner of a memory lives at least as long, so this number is still its own
+    if memory is None:
         memory = _shared[id(owner)] = InternalState(owner, training)
     return memory
 
@@ -252,3 +206,21 @@ class StateRecorder:
             rows -= after[0][0].shape[0]
         self._after = []
         return after[0] if len(after) == 1 else tuple(torch.cat(leaves) for leaves in zip(*after, strict=True))
+
+
+def _copied(leaves: Leaves | None) -> Leaves | None:
+    return None if leaves is None else tuple(leaf.clone() for leaf in leaves)
+
+
+def _overwritten(old: Leaves | None, new: Leaves) -> bool:
+    """Write one state into the memory of another, if both are of one kind; whether they are."""
+    if old is None or list(map(_kind, old)) != list(map(_kind, new)):
+        return False
+    for before, after in zip(old, new, strict=True):
+        before.copy_(after)
+    return True
+
+
+def _kind(t: Tensor) -> tuple[torch.Size, torch.dtype, torch.device, bool]:
+    """What must be alike in two tensors, for one to be written into the other."""
+    return t.shape, t.dtype, t.device, t.is_inference() and not torch.is_inference_mode_enabled()

@@ -23,11 +23,8 @@ class ModuleTensors:
 
     def device(self) -> torch.device | None:
         """Where the module works; None: it has no tensors."""
-        for tensors, name in (*self._parameters, *self._buffers):
-            if tensors.get(name) is not None:
-                device: torch.device = tensors[name].device
-                return device
-        return None
+        current = (tensors.get(name) for tensors, name in (*self._parameters, *self._buffers))
+        return next((t.device for t in current if t is not None), None)
 
     def parameters(self) -> list[Tensor | None]:
         """Those that the module works with at this moment."""
@@ -37,12 +34,11 @@ class ModuleTensors:
         """Refuse to go on with others than those of the forward pass: those that `functional_call` gave are gone."""
         now = self.parameters()
         try:
-            same = len(before) == len(now)
-            for a, b in zip(before, now, strict=False):
-                same &= a is b or (a is not None and b is not None and torch.equal(a, b))
+            pairs = zip(before, now, strict=False)
+            same = all(a is b or (a is not None and b is not None and torch.equal(a, b)) for a, b in pairs)
         except RuntimeError:  # of a transform that is over, or not to be compared
             same = False
-        if not same:
+        if len(before) != len(now) or not same:
             raise BoxError(
                 "the parameters of the box are not those of the forward pass any more: leave them out of what "
                 "functional_call replaces"

@@ -1,9 +1,10 @@
 """Whether a function takes tensors or arrays, as far as that can be told without calling it."""
 
+import contextlib
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import CodeType
 from typing import Any, Literal
 
@@ -19,14 +20,10 @@ def find_interfaces(fn: Callable[..., Any]) -> tuple[Interface, ...]:
         return ("torch",)
     if isinstance(fn, np.ufunc):
         return ("numpy",)
-    try:
-        first = next(iter(inspect.signature(fn).parameters.values()), None)
-    except (ValueError, TypeError):  # a builtin that does not say
-        first = None
-    annotation = "" if first is None else str(first.annotation)
+    annotation = str(next((parameter.annotation for parameter in parameters(fn).values()), ""))
     if "Tensor" in annotation:
         return ("torch",)
-    if "ndarray" in annotation or "NDArray" in annotation or "ArrayLike" in annotation:
+    if any(kind in annotation for kind in ("ndarray", "NDArray", "ArrayLike")):
         return ("numpy",)
     while isinstance(fn, functools.partial):
         fn = fn.func
@@ -43,32 +40,36 @@ def find_interfaces(fn: Callable[..., Any]) -> tuple[Interface, ...]:
 
 def seed_position(fn: Callable[..., Any]) -> float | None:
     """Where among its arguments fn takes a parameter called `seed`; infinity, if by name only; None: it takes none."""
+    known = parameters(fn.forward if isinstance(fn, nn.Module) else fn)
+    seed = known.get("seed")
+    if seed is not None and seed.kind is seed.KEYWORD_ONLY:
+        return math.inf
+    by_either = seed is not None and seed.kind is seed.POSITIONAL_OR_KEYWORD
+    return list(known).index("seed") or None if by_either else None  # the first are the rows
+
+
+def parameters(fn: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """What fn takes, by name; nothing, if it is a builtin that does not say."""
     try:
-        parameters = inspect.signature(fn.forward if isinstance(fn, nn.Module) else fn).parameters
+        return inspect.signature(fn).parameters
     except (ValueError, TypeError):
-        return None
-    for position, (name, parameter) in enumerate(parameters.items()):
-        if name == "seed" and parameter.kind is parameter.KEYWORD_ONLY:
-            return math.inf
-        if name == "seed" and parameter.kind is parameter.POSITIONAL_OR_KEYWORD and position > 0:
-            return position
-    return None
+        return {}
 
 
 def referenced_values(function: Any, code: CodeType) -> Iterator[object]:  # noqa: ANN401
     """What the globals and closure variables that the code names are bound to."""
     for cell in function.__closure__ or ():
-        try:
+        with contextlib.suppress(ValueError):  # of a variable not assigned yet
             yield cell.cell_contents
-        except ValueError:  # a variable not assigned yet
-            continue
-    pending = [code]
-    while pending:
-        code = pending.pop()
-        for name in code.co_names:
-            if name in function.__globals__:
-                yield function.__globals__[name]
-        pending += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    yield from (function.__globals__[name] for name in names(code) if name in function.__globals__)
+
+
+def names(code: CodeType) -> Iterator[str]:
+    """What the code names, and the code of functions inside."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from names(constant)
 
 
 def library_of(value: object) -> str:

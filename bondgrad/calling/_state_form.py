@@ -1,11 +1,8 @@
-"""How the state of a box with memory is made up, and who owns it."""
-
-from typing import Any
+"""The state of a box with memory: who owns it, and what it may be made of."""
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map
 
 
 def snapshot_owner(fn: object) -> object | None:
@@ -23,17 +20,3 @@ def state_tensor(value: object) -> Tensor:
     if not isinstance(value, Tensor):
         raise TypeError(f"{type(value).__name__} is neither a tensor nor an array")
     return value
-
-
-class StateForm:
-    """How a state is made of tensors: alone, or in tuples, lists and dictionaries."""
-
-    def __init__(self, state: object) -> None:
-        self._example = tree_map(lambda _: 0, state)  # travels better than torch's own specification
-        self.spec = tree_flatten(self._example)[1]
-
-    def __deepcopy__(self, _memo: dict[int, Any]) -> "StateForm":
-        return self
-
-    def __reduce__(self) -> Any:  # noqa: ANN401
-        return StateForm, (self._example,)

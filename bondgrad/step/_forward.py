@@ -30,18 +30,18 @@ class ForwardInputs(NamedTuple):
 
 def evaluate(call: ForwardInputs) -> tuple[Tensor, StatesByStart]:
     """The box at x itself, [B, d_out] in memory of its own; and what it remembered before."""
-    parts, x = call.parts, call.x
-    where = parts.function.compute_device(x.device)
+    parts, function, x = call.parts, call.parts.function, call.x
+    where = function.compute_device(x.device)
     rows = (x, *call.context) if where == x.device else tuple(t.to(where) for t in (x, *call.context))
     if where != x.device or parts.limits is not None:
         call = call._replace(x=rows[0] if parts.limits is None else parts.limits.clamped(rows[0]), context=rows[1:])
-    known = parts.function.known
+    known = function.out_features, function.interfaces
     try:
         with arithmetic(call.full_precision, where, call.autocast):
             y, states = _answer(call)
             return y.to(x.device, copy=True), states
     except BaseException:
-        parts.function.known = known  # what a call that fails may have taught about the function is forgotten
+        function.out_features, function.interfaces = known  # a call that fails teaches nothing about the function
         raise
 
 
@@ -55,7 +55,6 @@ def _answer(call: ForwardInputs) -> tuple[Tensor, StatesByStart]:
         raise BoxError("a box with memory cannot be called again in a backward pass: it has moved on since")
     if isinstance(memory, InternalState):
         return _ask_from_internal_state(call, memory, seed)
-    assert isinstance(memory, ExplicitState)
     return _ask_from_explicit_state(call, memory, seed)
 
 
