@@ -42,10 +42,10 @@ def seed_position(fn: Callable[..., Any]) -> float | None:
     """Where among its arguments fn takes a parameter called `seed`; infinity, if by name only; None: it takes none."""
     known = parameters(fn.forward if isinstance(fn, nn.Module) else fn)
     seed = known.get("seed")
-    if seed is not None and seed.kind is seed.KEYWORD_ONLY:
-        return math.inf
-    by_either = seed is not None and seed.kind is seed.POSITIONAL_OR_KEYWORD
-    return list(known).index("seed") or None if by_either else None  # the first are the rows
+    if seed is None or seed.kind not in (seed.POSITIONAL_OR_KEYWORD, seed.KEYWORD_ONLY):
+        return None
+    position = math.inf if seed.kind is seed.KEYWORD_ONLY else list(known).index("seed")
+    return position if position > 0 else None  # the first argument is the rows
 
 
 def parameters(fn: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:

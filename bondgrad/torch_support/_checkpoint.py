@@ -2,7 +2,6 @@
 
 import itertools
 import sys
-from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
@@ -40,17 +39,17 @@ def in_checkpoint() -> bool:
 class Answer(NamedTuple):
     """One forward pass through the box."""
 
-    ticket: int  # to know it by
     rows: tuple[Tensor, ...]  # x and the contexts
     value: Any  # what it gave
-    random: tuple[list[Tensor], list[Tensor]]  # torch's random numbers before and after, which the box may draw from
+    before: list[Tensor]  # torch's random numbers before and after, which the box may draw from
+    after: list[Tensor]
 
 
 class Answers:
     """What forward passes inside checkpoints gave, until their gradient was computed. Copies start empty."""
 
     def __init__(self) -> None:
-        self._kept: deque[Answer] = deque(maxlen=MOST_ANSWERS)
+        self._kept: dict[int, Answer] = {}  # by their tickets
         self._tickets = itertools.count(1)
 
     def __reduce__(self) -> Any:  # noqa: ANN401
@@ -76,46 +75,45 @@ class Answers:
         """
         with _disable_current_modes():  # selective checkpointing would take what the box does for the network's work
             if in_backward():
-                known = self.find(rows, ordered)
-                if known is None:
-                    return ask(False), 0
+                ticket = self._find(rows, ordered)
+                value = self._kept[ticket].value if ticket else ask(False)
                 if not graded and torch.is_grad_enabled():  # no gradient is to come
-                    self.forget(known.ticket)
-                return known.value, known.ticket
+                    self.forget(ticket)
+                return value, ticket
             before = random_states(rows[0].device)
             # Gradients are off in the first run of the reentrant kind, too.
             value = ask(training and (graded or not torch.is_grad_enabled()))
-            return value, self.keep(rows, value, before)
+            after, ticket = random_states(rows[0].device), next(self._tickets)
+            self._kept[ticket] = Answer(tuple(t.clone() for t in rows), value, before, after)
+            if len(self._kept) > MOST_ANSWERS:
+                self.forget(next(iter(self._kept)))
+            return value, ticket
 
-    def keep(self, rows: tuple[Tensor, ...], value: object, before: list[Tensor]) -> int:
-        """Remember. `before`: `random_states` before the box was called."""
-        after = random_states(rows[0].device)
-        answer = Answer(next(self._tickets), tuple(t.clone() for t in rows), value, (before, after))
-        self._kept.append(answer)
-        return answer.ticket
-
-    def find(self, rows: tuple[Tensor, ...], ordered: bool = False) -> Answer | None:
-        """An answer to these rows, bit for bit the same ones. Random numbers are then as it left them.
+    def _find(self, rows: tuple[Tensor, ...], ordered: bool) -> int:
+        """The ticket of an answer to these rows, bit for bit the same ones. Random numbers are then as it left them.
 
         Of several, the latest that found the random numbers as they are now: a box may draw from them. Of a box that
         remembers (`ordered`) which answer came when matters, and cannot be told: then it is refused.
         """
-        matching: list[Answer] = [a for a in self._kept if len(rows) == len(a.rows) and all(map(_same, rows, a.rows))]
+        matching = [
+            ticket
+            for ticket, answer in self._kept.items()
+            if len(rows) == len(answer.rows) and all(map(_same, rows, answer.rows))
+        ]
         if ordered and len(matching) > 1:
-            for answer in matching:
-                self.forget(answer.ticket)
+            for ticket in matching:
+                self.forget(ticket)
             raise BoxError(
                 "a box with memory was called on the same rows more than once inside activation checkpoints (perhaps "
                 "in a step without a backward pass), which cannot be told apart when they run again: leave the box "
                 "outside of them"
             )
         now = random_states(rows[0].device)
-        for answer in matching[::-1]:
-            before, after = answer.random
-            if all(map(torch.equal, now, before)):
-                set_random_states(rows[0].device, after)
-                return answer
-        return matching[-1] if matching else None  # of a checkpoint that does not restore random numbers
+        for ticket in matching[::-1]:
+            if all(map(torch.equal, now, self._kept[ticket].before)):
+                set_random_states(rows[0].device, self._kept[ticket].after)
+                return ticket
+        return matching[-1] if matching else 0  # of a checkpoint that does not restore random numbers
 
     def clear(self) -> None:
         """Nothing that was asked so far will be run again."""
@@ -123,10 +121,7 @@ class Answers:
 
     def forget(self, ticket: int) -> None:
         """Its gradient was computed."""
-        for i, answer in enumerate(self._kept):
-            if answer.ticket == ticket:
-                del self._kept[i]
-                return
+        self._kept.pop(ticket, None)
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

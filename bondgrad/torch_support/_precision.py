@@ -4,7 +4,7 @@ import contextlib
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,22 +21,13 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
 
 def arithmetic(full: bool, device: torch.device, autocast: torch.dtype | None) -> AbstractContextManager[None]:
     """Without gradients, and in full single precision; or with autocast as given and TF32 as it is."""
-    kind = device.type
-    if full and not (torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda") or _full_float32.needed()):
-        return torch.no_grad() if torch.is_grad_enabled() else contextlib.nullcontext()  # as nearly always
-    changes: list[AbstractContextManager[Any]] = []
-    if torch.is_grad_enabled():
-        changes.append(torch.no_grad())
-    if not full and autocast is not None:
-        changes.append(torch.autocast(kind, dtype=autocast))
-        return all_of(changes)
-    # For both kinds, since a function may take its rows elsewhere.
-    changes += [torch.autocast(k, enabled=False) for k in KINDS if torch.is_autocast_enabled(k) and (full or k == kind)]
-    if full and _full_float32.needed():
-        changes.append(_full_float32)
-    if len(changes) > 1:
-        return all_of(changes)
-    return changes[0] if changes else contextlib.nullcontext()
+    changes: list[AbstractContextManager[Any]] = [torch.no_grad()] if torch.is_grad_enabled() else []
+    if full:  # for both kinds, since a function may take its rows elsewhere
+        changes += [torch.autocast(kind, enabled=False) for kind in KINDS if torch.is_autocast_enabled(kind)]
+        changes += [_full_float32] if _full_float32.needed() else []
+    elif autocast is not None or torch.is_autocast_enabled(device.type):
+        changes.append(torch.autocast(device.type, dtype=autocast, enabled=autocast is not None))
+    return changes[0] if len(changes) == 1 else all_of(changes)
 
 
 @contextlib.contextmanager
@@ -48,27 +39,11 @@ def all_of(managers: Iterable[AbstractContextManager[Any]]) -> Iterator[None]:
         yield
 
 
-class Setting(NamedTuple):
-    """Whether one kind of operation may round float32 to less: TF32 on GPUs, also bf16 on CPUs.
-
-    `torch.backends.cuda.matmul.fp32_precision` and its like, without their overhead: they are read in every step.
-    """
-
-    backend: str
-    kind: str
-
-    def read(self) -> str:
-        """Its value, which may come from the backend's."""
-        return torch._C._get_fp32_precision_getter(*self)
-
-    def save(self) -> str:
-        """What `restore` needs. A value that comes from the backend's is to be inherited again."""
-        now = self.read()
-        return "none" if now == Setting(self.backend, "all").read() else now
-
-    def restore(self, value: str) -> None:
-        """The counterpart of `save`."""
-        torch._C._set_fp32_precision_setter(*self, value)
+# Settings that say whether one kind of operation may round float32 to less: TF32 on GPUs, also bf16 on CPUs. They are
+# `torch.backends.cuda.matmul.fp32_precision` and its like, without their overhead: they are read in every step.
+BACKENDS = ("mkldnn", "cuda") if torch.backends.cuda.is_built() else ("mkldnn",)  # type: ignore[no-untyped-call]
+SETTINGS = [(backend, kind) for backend in BACKENDS for kind in ("matmul", "conv", "rnn")]
+read, write = torch._C._get_fp32_precision_getter, torch._C._set_fp32_precision_setter
 
 
 class _FullFloat32:
@@ -82,12 +57,7 @@ class _FullFloat32:
     def needed(self) -> bool:
         """Whether there is anything to switch off, or another thread has done so for its own time only."""
         with self._lock:
-            if self._inside > 0:
-                return True
-            for backend, kind in SETTINGS:  # noqa: SIM110 - this way is faster, and often taken
-                if torch._C._get_fp32_precision_getter(backend, kind) not in IEEE:
-                    return True
-            return False
+            return self._inside > 0 or any(read(*setting) not in IEEE for setting in SETTINGS)
 
     def __enter__(self) -> None:
         with self._lock:
@@ -102,8 +72,10 @@ class _FullFloat32:
                 self._before.close()
 
     def _switch_off(self) -> None:
-        for setting in SETTINGS:
-            self._before.callback(setting.restore, setting.save())
+        for backend, kind in SETTINGS:
+            now = read(backend, kind)
+            inherited = now == read(backend, "all")
+            self._before.callback(write, backend, kind, "none" if inherited else now)
         # The older interfaces as well: torch refuses to answer through them where the two disagree. On the way back
         # they come first, since they write to the settings above.
         with contextlib.suppress(RuntimeError):  # they disagreed before
@@ -113,9 +85,7 @@ class _FullFloat32:
             self._before.callback(setattr, torch.backends.cudnn, "allow_tf32", torch.backends.cudnn.allow_tf32)
             torch.backends.cudnn.allow_tf32 = False
         for setting in SETTINGS:
-            setting.restore("ieee")
+            write(*setting, "ieee")
 
 
-BACKENDS = ("mkldnn", "cuda") if torch.backends.cuda.is_built() else ("mkldnn",)  # type: ignore[no-untyped-call]
-SETTINGS = [Setting(backend, kind) for backend in BACKENDS for kind in ("matmul", "conv", "rnn")]
 _full_float32 = _FullFloat32()

@@ -1,5 +1,6 @@
 """Several processes that train one model: what the policy learns is what one process on the joint batch would learn."""
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -24,12 +25,12 @@ class JointBatch(NamedTuple):
 ALONE = JointBatch()
 
 
+@dataclass
 class Pending:
     """A forward pass in which the processes took part, and what the gradient said here, once it was computed."""
 
-    def __init__(self, number: int, rows: int) -> None:
-        self.number, self.rows = number, rows
-        self.summary: Tensor | None = None
+    rows: int  # of all processes
+    summary: Tensor | None = None
 
 
 class Ranks:
@@ -48,7 +49,7 @@ class Ranks:
         self.group, self.in_features = group, in_features
         self.last: dist.ProcessGroup | None = None  # exchanged with
         self._passes = 0
-        self._pending: list[Pending] = []
+        self._pending: dict[int, Pending] = {}  # by the number of the forward pass
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Ranks":
         other = Ranks(self.group, self.in_features)  # a group cannot be copied, nor need it be
@@ -70,9 +71,8 @@ class Ranks:
 
     def remember(self, part: JointBatch, summary: Tensor) -> None:
         """Keep what a gradient said here until the next `exchange`. Of several to one forward pass, the last counts."""
-        for pending in self._pending:
-            if pending.number == part.number:
-                pending.summary = summary
+        if part.number in self._pending:
+            self._pending[part.number].summary = summary
 
     def unlearnt(self) -> JointBatch:
         """For a forward pass that the other processes know nothing of: nothing is learnt from it."""
@@ -80,7 +80,7 @@ class Ranks:
 
     def forget(self) -> None:
         """What was computed so far is not to be learnt: another state was loaded."""
-        for pending in self._pending:
+        for pending in self._pending.values():
             pending.summary = None
 
     def exchange(
@@ -99,28 +99,25 @@ class Ranks:
         if x is not None:
             sizes[rank] = x.shape[0]
             measured = policy.measure(x)
-        known = sizes.new_tensor([pending.summary is not None for pending in self._pending])
-        computed = [pending.summary for pending in self._pending]
-        dtype = next((summary.dtype for summary in computed if summary is not None), torch.float64)
         blank = _blank_summary(policy, differences, state, self.in_features)
-        summaries = [blank if summary is None else summary for summary in computed]
-        parts = [sizes, known, measured, *summaries]
+        computed = [pending.summary for pending in self._pending.values()]
+        known = sizes.new_tensor([summary is not None for summary in computed])
+        parts = [sizes, measured, known, *(blank if summary is None else summary for summary in computed)]
         joint = torch.cat([part.flatten().to(device, torch.float64) for part in parts])
         dist.all_reduce(joint, group=group)
-        lengths = [part.numel() for part in parts]
-        joint_sizes, joint_known, sums, *joint_summaries = joint.split(lengths)  # type: ignore[no-untyped-call]
-        left = []
-        for pending, count, summary in zip(self._pending, joint_known.tolist(), joint_summaries, strict=True):
-            if count == ranks:
-                state = policy.observe(state, summary.view(blank.shape).to(dtype), pending.rows, differences)
-            elif count == 0 and pending.number > self._passes - OLDEST_PASS:
-                left.append(pending)  # its backward pass may be yet to come; of others some will never have one
-        self._pending = left
+        joint_sizes, sums, joint_known, *joint_summaries = joint.split([part.numel() for part in parts])  # type: ignore[no-untyped-call]
+        passes = zip(list(self._pending.items()), joint_known.tolist(), joint_summaries, strict=True)
+        for (number, pending), count, summary in passes:
+            if count == ranks and pending.summary is not None:
+                learnt = summary.view(blank.shape).to(pending.summary.dtype)
+                state = policy.observe(state, learnt, pending.rows, differences)
+            if count > 0 or number <= self._passes - OLDEST_PASS:  # of others the backward pass may be yet to come
+                del self._pending[number]
         if x is None:
             return ALONE, state
         counts = [int(n) for n in joint_sizes.tolist()]
         self._passes += 1
-        self._pending.append(Pending(self._passes, sum(counts)))
+        self._pending[self._passes] = Pending(sum(counts))
         return JointBatch(ranks, sum(counts), sum(counts[:rank]), sums.to(x.dtype), self._passes), state
 
 
