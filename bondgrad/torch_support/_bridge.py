@@ -25,8 +25,18 @@ def attach(x: Tensor, y: Tensor, vjp: Vjp, context: tuple[Tensor, ...]) -> Tenso
     return out
 
 
+def refuse_forward_mode(*_: Any) -> Any:  # noqa: ANN401
+    """Say what to do instead."""
+    raise BoxError(
+        "forward-mode derivatives (torch.func.jvp, jacfwd, hessian) do not pass through a BlackBox: use vjp, jacrev or "
+        "backward() instead"
+    )
+
+
 class Bridge(torch.autograd.Function):
     """See `attach`."""
+
+    jvp = staticmethod(refuse_forward_mode)  # type: ignore[assignment]
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, vjp: Vjp, *context: Tensor) -> Tensor:  # noqa: ANN401
@@ -34,11 +44,6 @@ class Bridge(torch.autograd.Function):
         ctx.save_for_backward(x, y, *context)
         ctx.vjp = vjp
         return y.to(x.dtype, copy=True)
-
-    @staticmethod
-    def jvp(_ctx: Any, *_: Any) -> Any:  # noqa: ANN401
-        """Refuse."""
-        refuse_forward_mode()
 
     @staticmethod
     def backward(ctx: Any, gy: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
@@ -58,14 +63,6 @@ def check_tangent(x: Tensor) -> None:
     # A compiler sees no tangents, but would lose them.
     if torch.compiler.is_compiling() or forward_ad.unpack_dual(x).tangent is not None:  # type: ignore[no-untyped-call]
         refuse_forward_mode()
-
-
-def refuse_forward_mode() -> None:
-    """Say what to do instead."""
-    raise BoxError(
-        "forward-mode derivatives (torch.func.jvp, jacfwd, hessian) do not pass through a BlackBox: use vjp, jacrev or "
-        "backward() instead"
-    )
 
 
 class Once(torch.autograd.Function):

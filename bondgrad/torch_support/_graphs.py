@@ -1,10 +1,9 @@
 """Whole training steps as CUDA graphs."""
 
-import contextlib
 import gc
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -12,12 +11,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from bondgrad.baselines import FDSA, PGT, SPSA
+from bondgrad.baselines._parameter_method import ParameterMethod
 from bondgrad.box import BlackBox
 from bondgrad.torch_support._random import Generators
 
 T = TypeVar("T")
-Part = nn.Module | Optimizer | SPSA | PGT | FDSA | torch.amp.GradScaler
+Part = nn.Module | Optimizer | ParameterMethod | torch.amp.GradScaler
 WARM_UP = 3  # steps of a kind that run before it is captured, so that nothing in it happens for the first time
 MOST_GRAPHS = 4  # kinds of arguments that are captured, each with memory of its own
 PLAIN = (int, float, str, type(None))  # settings that are what they are
@@ -72,7 +71,7 @@ class GraphedStep(Generic[T]):
         self.modules = [module for part in parts if isinstance(part, nn.Module) for module in part.modules()]
         self.boxes = [module for module in self.modules if isinstance(module, BlackBox)]
         self.optimizers = [part for part in parts if isinstance(part, Optimizer)]
-        self.baselines = [part for part in parts if isinstance(part, (SPSA, PGT, FDSA))]
+        self.baselines = [part for part in parts if isinstance(part, ParameterMethod)]
         self.captures = self.replays = self.eager_steps = 0
         self._runs: Counter[object] = Counter()  # of each kind of arguments, since something changed
         self._version: list[object] = []
@@ -82,8 +81,8 @@ class GraphedStep(Generic[T]):
 
     def __call__(self, *args: Tensor) -> T:
         """One training step."""
-        fit = all(isinstance(arg, Tensor) and arg.is_cuda and not arg.requires_grad for arg in args)
-        if self._impossible or not args or not fit:
+        fit = bool(args) and all(isinstance(arg, Tensor) and arg.is_cuda and not arg.requires_grad for arg in args)
+        if self._impossible or not fit:
             return self._eagerly(args)
         if any(box.due() for box in self.boxes):
             return self._on_side_stream(args)
@@ -98,29 +97,27 @@ class GraphedStep(Generic[T]):
             if self._runs[kind] <= WARM_UP or len(self._captured) >= MOST_GRAPHS or not self._capture(kind, args):
                 return self._on_side_stream(args)
         self.replays += 1
-        result: T = self._captured[kind].replay(args)
-        return result
+        return self._captured[kind].replay(args)  # type: ignore[no-any-return]
 
     def _current_version(self) -> list[object]:
         """All that a graph has read or written down, or where it finds it."""
-        parameters = [t for module in self.modules for t in module._parameters.values() if t is not None]
-        buffers = [t for module in self.modules for t in module._buffers.values() if t is not None]
-        states = [state.values() for optimizer in self.optimizers for state in optimizer.state.values()]
+        tensors = [t for m in self.modules for t in (*m._parameters.values(), *m._buffers.values()) if t is not None]
+        states = [list(state.values()) for optimizer in self.optimizers for state in optimizer.state.values()]
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
         settings = [value for group in groups for name, value in group.items() if name != "params"]
-        generators = [g for random in self._random_numbers() for g in random.generators("cuda")]
+        generators = [g for random in self.random_numbers() for g in random.generators("cuda")]
         sizes = [value for part in self.baselines for value in vars(part).values() if isinstance(value, PLAIN)]
         return [
             *[box.version for box in self.boxes],
             *sizes,  # of perturbations
             *generators,  # by identity: there are others after `load_state_dict`
             *[module.training for module in self.modules],
-            *[(_address(t), t.requires_grad) for t in (*parameters, *buffers)],
-            *[_address(t) for values in states for t in tree_leaves(list(values)) if isinstance(t, Tensor)],
+            *[(_address(t), t.requires_grad) for t in tensors],
+            *[_address(t) for values in states for t in tree_leaves(values) if isinstance(t, Tensor)],
             *[value if isinstance(value, PLAIN) else tree_map_only(Tensor, _address, value) for value in settings],
         ]
 
-    def _random_numbers(self) -> list[Generators]:
+    def random_numbers(self) -> list[Generators]:
         """Of parts that draw some of their own, of which a graph must be told: boxes, noisy reservoirs, baselines."""
         own = (getattr(part, "random", None) for part in (*self.modules, *self.baselines))
         return [random for random in own if isinstance(random, Generators)]
@@ -149,12 +146,12 @@ class GraphedStep(Generic[T]):
                 "learning rate, make it a tensor: Adam(..., lr=torch.tensor(1e-3), capturable=True).",
                 stacklevel=3,
             )
-        randoms = self._random_numbers()
+        randoms = self.random_numbers()
         states = [random.state() for random in randoms]
         assert self._stream is not None  # steps of the same kind ran on it before
         try:
             self._check_optimizers()
-            self._captured[kind] = _Captured(self.step, args, self.modules, randoms, self._stream)
+            self._captured[kind] = _Captured(self, args, self._stream)
         except Exception as error:  # whatever it was, it need not end the training
             self._impossible = True
             for random, state in zip(randoms, states, strict=True):
@@ -170,13 +167,12 @@ class GraphedStep(Generic[T]):
     def _check_optimizers(self) -> None:
         """Refuse those that count on the CPU: a graph would not."""
         for optimizer in self.optimizers:
-            for state in optimizer.state.values():
-                for name, value in state.items():
-                    if isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.device.type == "cpu"):
-                        raise TypeError(
-                            f"{type(optimizer).__name__} keeps its '{name}' on the CPU: make it with capturable=True, "
-                            "or use another optimizer"
-                        )
+            for name, value in (item for state in optimizer.state.values() for item in state.items()):
+                if isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.device.type == "cpu"):
+                    raise TypeError(
+                        f"{type(optimizer).__name__} keeps its '{name}' on the CPU: make it with capturable=True, or "
+                        "use another optimizer"
+                    )
 
 
 def _address(t: Tensor) -> int:
@@ -194,43 +190,26 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
 
 
-@contextlib.contextmanager
-def _nothing_collected() -> Iterator[None]:
-    """No garbage collection inside: were another graph, long forgotten, to go during a capture, that would fail."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
 class _Captured:
     """One capture of the step."""
 
-    def __init__(
-        self,
-        step: Callable[..., Any],
-        args: tuple[Tensor, ...],
-        modules: list[nn.Module],
-        randoms: list[Generators],
-        stream: torch.cuda.Stream,
-    ) -> None:
+    def __init__(self, training: GraphedStep[Any], args: tuple[Tensor, ...], stream: torch.cuda.Stream) -> None:
         self.args = tuple(arg.detach().clone() for arg in args)  # the graph reads these
         self.graph = torch.cuda.CUDAGraph()
-        for random in randoms:
+        for random in training.random_numbers():
             for generator in random.generators("cuda"):
                 self.graph.register_generator_state(generator)
-        boxes = [module for module in modules if isinstance(module, BlackBox)]
-        for box in boxes:
+        for box in training.boxes:
             box.start_recording()
+        collected = gc.isenabled()
+        gc.disable()  # were another graph, long forgotten, to be collected during a capture, that would fail
         try:
-            with _nothing_collected():
-                self._capture(step, stream)
+            self._capture(training.step, stream)
         finally:
-            self.recordings = [(box, box.stop_recording()) for box in boxes]
-        parameters = [p for module in modules for p in module._parameters.values() if p is not None]
+            if collected:
+                gc.enable()
+            self.recordings = [(box, box.stop_recording()) for box in training.boxes]
+        parameters = [p for module in training.modules for p in module._parameters.values() if p is not None]
         self.gradients = [(p, p.grad) for p in parameters if p.grad is not None]
 
     def _capture(self, step: Callable[..., Any], stream: torch.cuda.Stream) -> None:

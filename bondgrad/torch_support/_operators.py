@@ -60,11 +60,7 @@ TAGS = (torch.Tag.cudagraph_unsafe, torch.Tag.nondeterministic_seeded)
 
 @torch.library.custom_op("bondgrad::evaluate", mutates_args=(), tags=TAGS)
 def evaluate(
-    x: Tensor,
-    context: list[Tensor],
-    layer: int,
-    autocast: torch.dtype | None,
-    ticket: Tensor,  # noqa: ARG001
+    x: Tensor, context: list[Tensor], layer: int, autocast: torch.dtype | None, _ticket: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The box at x [B, d]: in the dtype of x, and as the box answered (no dtype has more digits than this one)."""
     y = lookup(layer).evaluate_rows(x.detach(), tuple(context), autocast, graded=False)[0]
@@ -80,7 +76,7 @@ def differentiate(
     layer: int,
     autocast: torch.dtype | None,
     train: bool,
-    ticket: Tensor,  # noqa: ARG001
+    _ticket: Tensor,
 ) -> Tensor:
     """The gradient [B, d] at x [B, d], for gy [B, d_out]."""
     box = lookup(layer)
@@ -133,16 +129,10 @@ class Opaque(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        x: Tensor,
-        layer: int,
-        autocast: torch.dtype | None,
-        _train: bool,
-        ticket: Tensor,
-        *context: Tensor,
+        x: Tensor, layer: int, autocast: torch.dtype | None, _train: bool, ticket: Tensor, *context: Tensor
     ) -> tuple[Tensor, Tensor]:
         """See `evaluate`."""
-        y, exact = evaluate(x, list(context), layer, autocast, ticket)
-        return y, exact
+        return evaluate(x, list(context), layer, autocast, ticket)  # type: ignore[no-any-return]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:  # noqa: ANN401
@@ -164,17 +154,14 @@ class Opaque(torch.autograd.Function):
 class Transformed(Opaque):
     """For the transforms. A compiler takes no function with a `jvp`, nor one that keeps Python objects."""
 
+    jvp = staticmethod(refuse_forward_mode)  # type: ignore[assignment]
+
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:  # noqa: ANN401
         """Also the layer, lest it be gone, and the parameters it has now."""
         Opaque.setup_context(ctx, inputs, output)
         ctx.box = lookup(inputs[1])
         ctx.parameters = ctx.box.function.tensors.parameters()
-
-    @staticmethod
-    def jvp(_ctx: Any, *_: Any) -> Any:  # noqa: ANN401
-        """Refuse."""
-        refuse_forward_mode()
 
     @staticmethod
     def backward(ctx: Any, gy: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
@@ -187,10 +174,8 @@ def attach(x: Tensor, layer: int, autocast: torch.dtype | None, train: bool, con
     """The box at x [B, d], as an operator with a gradient."""
     ticket = torch.empty(0, device=x.device)
     if not torch.compiler.is_compiling():
-        if any(
-            t is not None and torch._C._functorch.is_batchedtensor(t)
-            for t in lookup(layer).function.tensors.parameters()
-        ):
+        parameters = lookup(layer).function.tensors.parameters()
+        if any(t is not None and torch._C._functorch.is_batchedtensor(t) for t in parameters):
             raise BoxError("the parameters of a box cannot be mapped over: leave them out of the vmap")
         out, _ = Transformed.apply(x, layer, autocast, train, ticket, *context)  # type: ignore[no-untyped-call]
     elif transforming():

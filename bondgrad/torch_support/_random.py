@@ -18,13 +18,12 @@ class Generators:
     def __init__(self, seed: int | None) -> None:
         self.seed = int(torch.randint(2**63 - 1, (), device="cpu")) if seed is None else checked_seed(seed)
         self._by_device: dict[torch.device, torch.Generator] = {}
-        self._loaded: dict[str, Tensor] = {}  # states of devices not used since, which may not exist here
+        self._loaded: dict[str, Tensor] = {}  # states of devices, which may not exist here
 
     def on(self, device: torch.device) -> torch.Generator:
         """The generator of a device, to draw from."""
         if device not in self._by_device:
             self._by_device[device] = self.fork(device)
-            self._loaded.pop(str(device), None)
         return self._by_device[device]
 
     def fork(self, device: torch.device) -> torch.Generator:
@@ -42,7 +41,6 @@ class Generators:
         known = self._by_device.get(device)
         if known is None or device.type == "cpu":
             self._by_device[device] = fork
-            self._loaded.pop(str(device), None)
         elif known is not fork:  # in place, since a captured graph may draw from this very generator
             known.set_state(fork.get_state())
 

@@ -51,10 +51,8 @@ class Ranks:
         self._passes = 0
         self._pending: dict[int, Pending] = {}  # by the number of the forward pass
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Ranks":
-        other = Ranks(self.group, self.in_features)  # a group cannot be copied, nor need it be
-        memo[id(self)] = other
-        return other
+    def __deepcopy__(self, _memo: dict[int, Any]) -> "Ranks":
+        return Ranks(self.group, self.in_features)  # a group cannot be copied, nor need it be
 
     def __reduce__(self) -> Any:  # noqa: ANN401
         return Ranks, (None, self.in_features)  # nor can it be pickled
