@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 
-import torch
 from torch import Tensor
 
 from bondgrad.baselines._simultaneous import SimultaneousPerturbation
@@ -32,8 +31,6 @@ class PGT(SimultaneousPerturbation):
         super().__init__(params, mu, n, seed)
         self.r = r
 
-    def draw(self, at: Tensor) -> Tensor:
-        """See `SimultaneousPerturbation.draw`."""
-        generator = self.random.on(at.device)
-        size = self.mu * (1 + self.r * torch.empty_like(at).uniform_(-1, 1, generator=generator))
-        return torch.copysign(size, torch.empty_like(at).uniform_(-1, 1, generator=generator))
+    def sizes(self, at: Tensor) -> Tensor:
+        """See `SimultaneousPerturbation.sizes`."""
+        return self.mu * (1 + self.r * self.uniform(at))

@@ -30,8 +30,12 @@ class SimultaneousPerturbation(ParameterMethod):
         self.random = Generators(seed)
 
     @abstractmethod
-    def draw(self, at: Tensor) -> Tensor:
-        """A perturbation of the parameters at [P], [P]."""
+    def sizes(self, at: Tensor) -> Tensor:
+        """How far the parameters at [P] are moved, [P]."""
+
+    def uniform(self, at: Tensor) -> Tensor:
+        """Random numbers from -1 to 1 for the parameters at [P], [P]."""
+        return torch.empty_like(at).uniform_(-1, 1, generator=self.random.on(at.device))
 
     def gradient(self, closure: Closure) -> list[Tensor]:
         """See `ParameterMethod.gradient`."""
@@ -42,7 +46,7 @@ class SimultaneousPerturbation(ParameterMethod):
         used = torch.zeros((), device=start.device)  # on the device, so that a CUDA graph can be captured
         fine = torch.float32 if start.device.type == "mps" else torch.float64  # MPS has no double precision
         for _ in range(self.n):
-            delta = self.draw(start)
+            delta = torch.copysign(self.sizes(start), self.uniform(start))
             ends, losses = [], []
             for sign in (1, -1):
                 torch._foreach_copy_(params, _split(torch.add(start, delta, alpha=sign), params))

@@ -30,7 +30,6 @@ class SPSA(SimultaneousPerturbation):
         Transactions on Automatic Control, 1992; the paper's Eq. central_spsa.
     """
 
-    def draw(self, at: Tensor) -> Tensor:
-        """See `SimultaneousPerturbation.draw`."""
-        u = torch.empty_like(at).uniform_(-1, 1, generator=self.random.on(at.device))
-        return torch.copysign(torch.full_like(at, self.mu), u)
+    def sizes(self, at: Tensor) -> Tensor:
+        """See `SimultaneousPerturbation.sizes`."""
+        return torch.full_like(at, self.mu)

@@ -37,19 +37,15 @@ def check_parts(policy: Policy) -> None:
             g[0], g[1, 0] = math.nan, math.inf
         before = {name: value.clone() for name, value in state.items()}
         sums = policy.measure(x[share[0]]) + policy.measure(x[share[1]])
-        steps, *parts = (
-            policy.steps(state, batch, 1, 1e-6)
-            for batch in (
-                Batch(x, torch.Generator("cpu").manual_seed(number), rows),
-                *(Batch(x[s], torch.Generator("cpu").manual_seed(number), rows, s.start, sums) for s in share),
-            )
-        )
+        batches = [Batch(x, torch.Generator("cpu"), rows)]
+        batches += [Batch(x[s], torch.Generator("cpu"), rows, s.start, sums) for s in share]
+        for batch in batches:
+            batch.generator.manual_seed(number)
+        steps, *parts = (policy.steps(state, batch, 1, 1e-6) for batch in batches)
         for ours, first, second in zip(steps[:2], *(part[:2] for part in parts), strict=True):
             assert torch.allclose(ours, torch.cat((first, second), 1)), "the parts of a batch are moved otherwise"
-        first, second = (
-            policy.summarize(state, Observation(x[s], g[s], part, differences))
-            for s, part in zip(share, parts, strict=True)
-        )
+        seen = [Observation(x[s], g[s], part, differences) for s, part in zip(share, parts, strict=True)]
+        first, second = (policy.summarize(state, one) for one in seen)
         other = policy.observe(state, first + second, rows, differences)
         summary = policy.summarize(state, Observation(x, g, steps, differences))
         assert all(torch.equal(value, before[name]) for name, value in state.items()), "a state was written into"
