@@ -12,6 +12,8 @@ sample of all rooms is saved in results/mutations.json.
 import argparse
 import ast
 import fnmatch
+import functools
+import hashlib
 import os
 import pickle
 import random
@@ -92,13 +94,13 @@ def statement_lines(tree: ast.Module) -> Callable[[int], range]:
     return lambda line: lines.get(line, range(0))
 
 
-def changes_in(path: Path) -> Iterator[Change]:
-    """All single changes that can be made in a file."""
+def changes_in(path: Path, project: Path) -> Iterator[Change]:
+    """All single changes that can be made in a file of the project."""
     source = path.read_text()
     lines = [0]
     for line in source.encode().splitlines(keepends=True):
         lines.append(lines[-1] + len(line))
-    data, file = source.encode(), str(path.relative_to(ROOT))
+    data, file = source.encode(), str(path.relative_to(project))
     tree, skipped = ast.parse(source), set[int]()
     statements = statement_lines(tree)
 
@@ -218,12 +220,15 @@ def is_noticed(copy: Path, change: Change, tests: list[Test]) -> bool:
         tests = sorted(tests, key=lambda test: (change.file not in test.lines, test.seconds))
     path = copy / change.file
     data = path.read_bytes()
+    path.unlink()  # a link to the file of all copies
     path.write_bytes(data[: change.start] + change.after.encode() + data[change.stop :])
     names = [test.name for test in tests]
     return bool(names) and run_pytest(copy, sorted({name.split("::")[0] for name in names}), _Chosen(names)) != 0
 
 
-def in_processes(jobs: list[Callable[[Path], Any]], processes: int, when_late: Any) -> Iterator[tuple[int, Any]]:
+def in_processes(
+    project: Path, jobs: list[Callable[[Path], Any]], processes: int, when_late: Any
+) -> Iterator[tuple[int, Any]]:
     """Run every job in a forked process of its own with a fresh copy of the project; its number and what it returns.
 
     A job that takes too long is ended and answered by `when_late`.
@@ -232,11 +237,8 @@ def in_processes(jobs: list[Callable[[Path], Any]], processes: int, when_late: A
     while waiting or running:
         while waiting and len(running) < processes:
             number, job = waiting.pop(0)
-            copy = Path(tempfile.mkdtemp())
-            for name in ("bondgrad", "tests", "benchmarks"):
-                shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", ".*"))
-            for name in ("pyproject.toml", "conftest.py"):
-                shutil.copy(ROOT / name, copy / name)
+            copy = Path(tempfile.mkdtemp(dir=project.parent))
+            shutil.copytree(project, copy, copy_function=os.link, dirs_exist_ok=True)
             process = os.fork()
             if process == 0:
                 os.setsid()
@@ -261,6 +263,23 @@ def in_processes(jobs: list[Callable[[Path], Any]], processes: int, when_late: A
                 del running[process]
 
 
+def trace_tests(project: Path, paths: list[str], processes: int) -> dict[str, list[Test]]:
+    """What the tests of each file execute; from an earlier run, where neither package nor tests have changed."""
+    shared = [*sorted((project / "bondgrad").rglob("*.py")), *sorted((project / "tests").glob("*.py"))]
+    kept = ROOT / "build" / "traced_tests"
+    kept.mkdir(parents=True, exist_ok=True)
+
+    def place(path: str) -> Path:
+        content = b"".join(file.read_bytes() for file in (*shared, project / path))
+        return kept / hashlib.sha256(path.encode() + content).hexdigest()
+
+    missing = [path for path in paths if not place(path).exists()]
+    jobs: list[Callable[[Path], Any]] = [functools.partial(executed_lines, path=path) for path in missing]
+    for i, tests in in_processes(project, jobs, processes, []):
+        place(missing[i]).write_bytes(pickle.dumps(tests))
+    return {path: pickle.loads(place(path).read_bytes()) for path in paths}
+
+
 def room_of(file: str) -> str:
     """The room of a file, given relative to the project."""
     return Path(file).parts[1]
@@ -278,29 +297,38 @@ def main() -> None:
     torch.set_num_threads(1)
     os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     sys.dont_write_bytecode = True
+    with tempfile.TemporaryDirectory() as folder:
+        project = Path(folder) / "project"
+        for name in ("bondgrad", "tests", "benchmarks"):
+            shutil.copytree(ROOT / name, project / name, ignore=shutil.ignore_patterns("__pycache__", ".*"))
+        for name in ("pyproject.toml", "conftest.py"):
+            shutil.copy(ROOT / name, project / name)
+        run(project, options)
+
+
+def run(project: Path, options: argparse.Namespace) -> None:
+    """Of a copy of the project, which may be worked on meanwhile."""
     rooms = ROOMS if options.only == "*" else ROOMS | OTHER_ROOMS
     files = [
-        path for room in rooms for path in sorted((ROOT / "bondgrad").glob(room if "." in room else f"{room}/**/*.py"))
+        path
+        for room in rooms
+        for path in sorted((project / "bondgrad").glob(room if "." in room else f"{room}/**/*.py"))
+        if fnmatch.fnmatch(str(path.relative_to(project)), options.only)
     ]
-    files = [path for path in files if fnmatch.fnmatch(str(path.relative_to(ROOT)), options.only)]
-    possible = [change for path in files for change in changes_in(path)]
+    possible = [change for path in files for change in changes_in(path, project)]
     number = len(possible) if options.all else min(options.changes, len(possible))
     chosen = random.Random(options.seed).sample(possible, number)
 
     paths = {
         room: [
-            str(path.relative_to(ROOT))
+            str(path.relative_to(project))
             for place in rooms[room]
-            for path in ([ROOT / place] if place.endswith(".py") else sorted((ROOT / place).rglob("test_*.py")))
+            for path in ([project / place] if place.endswith(".py") else sorted((project / place).rglob("test_*.py")))
         ]
         for room in {room_of(change.file) for change in chosen}
     }
     every = sorted({path for part in paths.values() for path in part})
-    tests: dict[str, list[Test]] = {}
-    for i, found in in_processes(
-        [lambda copy, p=path: executed_lines(copy, p) for path in every], options.processes, []
-    ):
-        tests[every[i]] = found
+    tests = trace_tests(project, every, options.processes)
     print(f"{sum(map(len, tests.values()))} tests of {len(every)} files", flush=True)
 
     def attempt(change: Change) -> Callable[[Path], bool]:
@@ -308,7 +336,7 @@ def main() -> None:
         return lambda copy: is_noticed(copy, change, used)
 
     survivors: list[Change] = []
-    for i, found in in_processes([attempt(change) for change in chosen], options.processes, True):
+    for i, found in in_processes(project, [attempt(change) for change in chosen], options.processes, True):
         print("noticed " if found else "SURVIVED", chosen[i], flush=True)
         if not found:
             survivors.append(chosen[i])
