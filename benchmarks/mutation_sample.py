@@ -29,6 +29,8 @@ from typing import Any, NamedTuple
 import coverage
 import pytest
 import torch
+import torch._dynamo  # what tests load is loaded once, here, for all the processes that are forked
+import torch.utils.tensorboard
 
 ROOT = Path(__file__).parent.parent
 SECONDS = 300  # after which a run of tests counts as failed
@@ -133,9 +135,9 @@ def changes_in(path: Path, project: Path) -> Iterator[Change]:
             yield from between(node.left, node.comparators[0], type(node.ops[0]))
         elif isinstance(node, ast.BoolOp):
             yield from between(node.values[0], node.values[1], type(node.op))
-        elif isinstance(node, ast.Constant) and type(node.value) in (int, float, bool):
+        elif isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
             start = lines[node.lineno - 1] + node.col_offset
-            after = str(not node.value) if type(node.value) is bool else f"{node.value + 1}"
+            after = f"{not node.value}" if isinstance(node.value, bool) else f"{node.value + 1}"
             yield change(node.lineno, start, lines[(node.end_lineno or 1) - 1] + (node.end_col_offset or 0), after)
         elif isinstance(node, ast.Call):
             function = node.func
@@ -180,14 +182,18 @@ class _Chosen:
         )
 
 
-def run_pytest(copy: Path, paths: list[str], plugin: object) -> int:
+def run_pytest(copy: Path, paths: list[str], plugin: object | None) -> int:
     """Run tests in this process, on the package in a copy of the project; their exit status."""
     os.chdir(copy)
     os.environ["PYTHONPATH"] = sys.path[0] = str(copy)
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 1)
         os.dup2(nowhere.fileno(), 2)
-    return int(pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", *paths], [plugin]))
+    return int(
+        pytest.main(
+            ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", *paths], [] if plugin is None else [plugin]
+        )
+    )
 
 
 def executed_lines(copy: Path, path: str) -> list[Test]:
@@ -295,14 +301,19 @@ def main() -> None:
     parser.add_argument("--all", action="store_true", help="not a sample, but every change that is possible")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    sys.dont_write_bytecode = True
+    os.environ["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory() as folder:
         project = Path(folder) / "project"
         for name in ("bondgrad", "tests", "benchmarks"):
             shutil.copytree(ROOT / name, project / name, ignore=shutil.ignore_patterns("__pycache__", ".*"))
         for name in ("pyproject.toml", "conftest.py"):
             shutil.copy(ROOT / name, project / name)
+        if os.fork() == 0:  # compile what does not change, once for all copies
+            run_pytest(project, ["--collect-only", "tests"], None)
+            os._exit(0)
+        os.wait()
+        os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+        sys.dont_write_bytecode = True
         run(project, options)
 
 
