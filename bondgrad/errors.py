@@ -65,8 +65,7 @@ def chosen(name: str, value: object, by_name: dict[str, Callable[[], T]], kind: 
     if not isinstance(value, kind):
         names = ", ".join(map(repr, by_name))
         raise ValueError(f"{name} must be one of {names} or an instance of {kind.__name__}, got {value!r}")
-    instance: T = value
-    return instance
+    return value  # type: ignore[no-any-return]
 
 
 def _whole(value: Any) -> int:  # noqa: ANN401

@@ -32,28 +32,22 @@ class RowFunction:
         out_features: Width of its answers. None: learnt from the first.
         time_features: Its inputs per time step, for a function of sequences: their rows are [T·time_features] here, and
             [T, time_features] to the function. None: it is one of rows.
-        state_form: An example of its state, for a function fn(x, state, *context) -> (y, state). The tensors of the
+        form: An example of its state, for a function fn(x, state, *context) -> (y, state). The tensors of the
             state are the last of the rows that it is given here. None: it has no state.
     """
 
     def __init__(
-        self,
-        fn: Callable[..., Any],
-        out_features: int | None,
-        time_features: int | None = None,
-        state_form: Any = None,  # noqa: ANN401
+        self, fn: Callable[..., Any], out_features: int | None, time_features: int | None = None, form: object = None
     ) -> None:
         self.fn = fn
-        self.time_features, self.state_form = time_features, state_form
+        self.time_features, self.state_form = time_features, form
         self.out_features = out_features  # None until the first answer
         self.interfaces = find_interfaces(fn)  # to be tried in this order; one, once it is known
         self.seed_position = seed_position(fn)
         self.rounding = 0.0  # of the answers, in their own precision
         self.dtype = torch.float32  # of the answers, once they are at least as precise as the rows
         self.tensors = ModuleTensors(fn)
-        self.calls = 0
-        self.evaluations = 0
-        self.seconds = 0.0
+        self.calls, self.evaluations, self.seconds = 0, 0, 0.0
 
     def __call__(self, points: Tensor, *rows: Tensor, seed: int | None = None) -> Tensor:
         """Evaluate points [N, d], with what else there is in rows. Returns [N, d_out] on the device of points.

@@ -21,8 +21,7 @@ def attach(x: Tensor, y: Tensor, vjp: Vjp, context: tuple[Tensor, ...]) -> Tenso
         vjp: Called in the backward pass.
         context: Kept for it. Writing into one before the backward pass is an error, as usual.
     """
-    out: Tensor = Bridge.apply(x, y, vjp, *context)  # type: ignore[no-untyped-call]
-    return out
+    return Bridge.apply(x, y, vjp, *context)  # type: ignore[no-untyped-call, no-any-return]
 
 
 def refuse_forward_mode(*_: Any) -> Any:  # noqa: ANN401

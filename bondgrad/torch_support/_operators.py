@@ -59,12 +59,9 @@ TAGS = (torch.Tag.cudagraph_unsafe, torch.Tag.nondeterministic_seeded)
 
 
 @torch.library.custom_op("bondgrad::evaluate", mutates_args=(), tags=TAGS)
-def evaluate(
-    x: Tensor, context: list[Tensor], layer: int, autocast: torch.dtype | None, _ticket: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The box at x [B, d]: in the dtype of x, and as the box answered (no dtype has more digits than this one)."""
-    y = lookup(layer).evaluate_rows(x.detach(), tuple(context), autocast, graded=False)[0]
-    return y.to(x.dtype, copy=True), y.double()
+def evaluate(x: Tensor, context: list[Tensor], layer: int, autocast: torch.dtype | None, _ticket: Tensor) -> Tensor:
+    """The box at x [B, d], in the dtype that has all digits of its answer, whatever that is in."""
+    return lookup(layer).evaluate_rows(x.detach(), tuple(context), autocast, graded=False)[0].double()
 
 
 @torch.library.custom_op("bondgrad::differentiate", mutates_args=(), tags=TAGS)
@@ -85,14 +82,13 @@ def differentiate(
 
 
 @evaluate.register_fake
-def _(x: Tensor, _context: list[Tensor], layer: int, *_: object) -> tuple[Tensor, Tensor]:
+def _(x: Tensor, _context: list[Tensor], layer: int, *_: object) -> Tensor:
     if torch.compiler.is_exporting():
         raise BoxError("a model with a BlackBox cannot be exported: what it calls lives in this process")
     width = lookup(layer).out_features
     if width is None:
         raise BoxError("to compile a BlackBox, say how wide its answers are: BlackBox(fn, in_features, out_features)")
-    y = x.new_empty(len(x), x.shape[1] // lookup(layer).in_features * width)
-    return y, y.double()
+    return x.new_empty(len(x), x.shape[1] // lookup(layer).in_features * width, dtype=torch.float64)
 
 
 @differentiate.register_fake
@@ -105,8 +101,7 @@ def _(info: Any, dims: tuple[Any, ...], x: Tensor, context: list[Tensor], *how: 
     """Whatever is mapped over is more rows."""
     size = info.batch_size
     rows = [_rows(t, dim, size) for t, dim in zip([x, *context], [dims[0], *dims[1]], strict=True)]
-    y, exact = evaluate(rows[0], rows[1:], *how)
-    return (y.unflatten(0, (size, -1)), exact.unflatten(0, (size, -1))), (0, 0)
+    return evaluate(rows[0], rows[1:], *how).unflatten(0, (size, -1)), 0
 
 
 @differentiate.register_vmap
@@ -131,8 +126,9 @@ class Opaque(torch.autograd.Function):
     def forward(
         x: Tensor, layer: int, autocast: torch.dtype | None, _train: bool, ticket: Tensor, *context: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """See `evaluate`."""
-        return evaluate(x, list(context), layer, autocast, ticket)  # type: ignore[no-any-return]
+        """The box in the dtype of x; and as it answered, for the gradient."""
+        y = evaluate(x, list(context), layer, autocast, ticket)
+        return y.to(x.dtype, copy=True), y
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:  # noqa: ANN401
@@ -177,11 +173,11 @@ def attach(x: Tensor, layer: int, autocast: torch.dtype | None, train: bool, con
         parameters = lookup(layer).function.tensors.parameters()
         if any(t is not None and torch._C._functorch.is_batchedtensor(t) for t in parameters):
             raise BoxError("the parameters of a box cannot be mapped over: leave them out of the vmap")
-        out, _ = Transformed.apply(x, layer, autocast, train, ticket, *context)  # type: ignore[no-untyped-call]
+        out = Transformed.apply(x, layer, autocast, train, ticket, *context)[0]  # type: ignore[no-untyped-call]
     elif transforming():
         raise BoxError("a transform of torch.func over a BlackBox cannot be compiled: transform the compiled model")
     elif x.requires_grad and torch.is_grad_enabled():
-        out, _ = Opaque.apply(x, layer, autocast, train, ticket, *context)  # type: ignore[no-untyped-call]
+        out = Opaque.apply(x, layer, autocast, train, ticket, *context)[0]  # type: ignore[no-untyped-call]
     else:  # where the compiler cannot follow `Opaque`
-        out, _ = evaluate(x, list(context), layer, autocast, ticket)
+        out = evaluate(x, list(context), layer, autocast, ticket).to(x.dtype)
     return out  # type: ignore[no-any-return]
