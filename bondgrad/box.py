@@ -119,7 +119,7 @@ class BlackBox(Layer):
         width = None if out_features is None else positive_int("out_features", out_features)
         self._seed, self.tracker = seed, None
         self._adopt_structure(structure, fn, width)
-        self.memory = find_memory(fn, state)
+        self.memory = find_memory(fn, state, self.training)
         form = self.memory.form if isinstance(self.memory, ExplicitState) else None
         width = width or self.structure.width(self.in_features)
         self.function = RowFunction(fn, width, self.in_features if self.structure.in_time else None, form)

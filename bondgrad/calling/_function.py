@@ -157,10 +157,8 @@ class RowFunction:
             )
         self.out_features = shape[-1]
         self.rounding = torch.finfo(answer.dtype).eps if answer.dtype.is_floating_point else 0.0
-        if not answer.dtype.is_floating_point or answer.dtype.itemsize < points.dtype.itemsize:
-            answer = answer.to(points.dtype)
-        self.dtype = answer.dtype
-        return answer.detach().to(points.device)
+        self.dtype = torch.promote_types(answer.dtype, points.dtype)
+        return answer.detach().to(points.device, self.dtype)
 
     def _checked_state(self, state: object, points: Tensor) -> tuple[Tensor, ...]:
         try:
@@ -180,9 +178,8 @@ class RowFunction:
 
 def from_numpy(array: np.ndarray) -> Tensor:
     """A tensor of the array, whatever its byte order, precision or write protection."""
-    known = array.dtype.isnative and array.dtype.itemsize <= 8 and array.dtype.kind in "fib"
-    array = np.ascontiguousarray(array, dtype=array.dtype if known else np.float64)
-    return torch.from_numpy(array if array.flags.writeable else array.copy())
+    known = array.dtype.isnative and array.dtype.kind in "fib" and array.dtype != np.longdouble
+    return torch.from_numpy(np.require(array, array.dtype if known else np.float64, ["C", "W"]))
 
 
 def describe(fn: Callable[..., Any]) -> str:

@@ -10,14 +10,17 @@ def check_callable(fn: object) -> None:
         raise TypeError(f"fn must be callable, got {type(fn).__name__}")
 
 
-def check_input(x: Tensor, in_features: int, in_time: bool = False) -> None:
-    """Refuse an x that is not [..., in_features] of floating point; with time before the features, if it has that."""
+def check_input(x: Tensor, in_features: int | None, in_time: bool = False) -> None:
+    """Refuse an x that is not [..., in_features] of floating point, with time before the features if it has that.
+
+    None: there may be any number of features.
+    """
     if not isinstance(x, Tensor):
         raise TypeError(f"x must be a torch tensor, got {type(x).__name__}")
     if not x.dtype.is_floating_point or x.layout != torch.strided:
         raise TypeError(f"x must be dense and floating point, got {x.dtype}, {x.layout}: call x.float(), x.to_dense()")
-    if x.ndim == 0 or x.shape[-1] != in_features:
-        raise ValueError(f"x must have shape [..., in_features={in_features}], got {list(x.shape)}")
+    if x.ndim == 0 or in_features not in (None, x.shape[-1]):
+        raise ValueError(f"x must have shape [..., in_features={in_features or 'any'}], got {list(x.shape)}")
     if in_time and x.ndim == 1:
         raise ValueError(f"x must have shape [..., time, in_features={in_features}], got {list(x.shape)}")
     if x.numel() == 0:
@@ -26,9 +29,9 @@ def check_input(x: Tensor, in_features: int, in_time: bool = False) -> None:
 
 def check_rows(x: Tensor) -> None:
     """Refuse an x that is not rows [N, d] of floating point."""
-    if isinstance(x, Tensor) and x.ndim != 2:
+    check_input(x, None)
+    if x.ndim != 2:
         raise ValueError(f"x must be rows, [N, d], got {list(x.shape)}")
-    check_input(x, x.shape[-1] if isinstance(x, Tensor) else 0)
 
 
 def context_rows(context: tuple[Tensor, ...], lead: torch.Size) -> tuple[Tensor, ...]:

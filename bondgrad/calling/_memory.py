@@ -29,7 +29,7 @@ class ExplicitState(nn.Module):
 
     def __init__(self, initial: Any) -> None:  # noqa: ANN401
         super().__init__()
-        self.form = tree_map(lambda _: 0, initial)  # how a state is made of tensors
+        self.form = tree_map(type, initial)  # how a state is made of tensors
         try:
             self.initial: Leaves = tuple(state_tensor(leaf).detach().clone() for leaf in tree_leaves(initial))
         except (TypeError, ValueError, RuntimeError) as error:
@@ -172,7 +172,7 @@ Memory = ExplicitState | InternalState
 _shared: "weakref.WeakValueDictionary[int, InternalState]" = weakref.WeakValueDictionary()
 
 
-def find_memory(fn: Callable[..., Any], state: object, training: bool = True) -> Memory | None:
+def find_memory(fn: Callable[..., Any], state: object, training: bool) -> Memory | None:
     """The kind that a box has, if any."""
     owner = snapshot_owner(fn)
     if owner is None:

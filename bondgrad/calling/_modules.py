@@ -32,13 +32,12 @@ class ModuleTensors:
 
     def check_parameters(self, before: list[Tensor | None]) -> None:
         """Refuse to go on with others than those of the forward pass: those that `functional_call` gave are gone."""
-        now = self.parameters()
         try:
-            pairs = zip(before, now, strict=False)
-            same = all(a is b or (a is not None and b is not None and torch.equal(a, b)) for a, b in pairs)
-        except RuntimeError:  # of a transform that is over, or not to be compared
+            pairs = zip(before, self.parameters(), strict=True)
+            same = all(a is b or torch.equal(a, b) for a, b in pairs)  # type: ignore[arg-type]
+        except (RuntimeError, TypeError, ValueError):  # of a transform that is over; gone; of a box with more or fewer
             same = False
-        if len(before) != len(now) or not same:
+        if not same:
             raise BoxError(
                 "the parameters of the box are not those of the forward pass any more: leave them out of what "
                 "functional_call replaces"
