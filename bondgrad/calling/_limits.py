@@ -47,7 +47,7 @@ class Limits:
             self._made[key] = low.to(x.device), high.to(x.device)
         low, high = self._made[key]
         times = x.shape[-1] // len(low)
-        return (low, high) if times == 1 else (low.repeat(times), high.repeat(times))
+        return low.repeat(times), high.repeat(times)
 
     def clamped(self, x: Tensor) -> Tensor:
         """The rows x [B, d], kept inside."""

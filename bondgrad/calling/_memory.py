@@ -40,13 +40,13 @@ class ExplicitState(nn.Module):
                 f"{[list(leaf.shape) for leaf in self.initial]}"
             )
         self._now: dict[bool, Leaves | None] = {True: None, False: None}
-        self._fresh = {True: True, False: True}  # streams that begin with `initial`
+        self._fresh: set[bool] = set()  # streams that were reset, so that their tensors are those of `initial` again
 
     def before(self, rows: int, training: bool, device: torch.device) -> Leaves:
         """What the box remembers before a forward pass with so many rows, in memory of its own."""
         now = self._now[training]
         advice = "its batches must be of one size (drop_last=True), or box.reset() called where a new stream begins"
-        if now is None or (self._fresh[training] and len(now[0]) != rows):  # a new stream may have other rows
+        if now is None or (training in self._fresh and len(now[0]) != rows):  # a new stream may have other rows
             now, advice = self._beginning(rows, device), "state must be for that many rows, or for one"
         for leaf in now:
             if len(leaf) != rows:
@@ -65,14 +65,14 @@ class ExplicitState(nn.Module):
 
     def went_on(self, training: bool) -> None:
         """A stream is not at its beginning any more, of which the replay of a graph changes the tensors only."""
-        self._fresh[training] = False
+        self._fresh.discard(training)
 
     def reset(self, training: bool) -> None:
         """Begin a stream anew. In place as well, where possible."""
         now = self._now[training]
         if now is not None and not _overwritten(now, self._beginning(len(now[0]), now[0].device)):
             self._now[training] = None
-        self._fresh[training] = True
+        self._fresh.add(training)
 
     def switch(self, training: bool) -> None:
         """Change to another stream. That for evaluation begins anew each time."""
@@ -81,7 +81,7 @@ class ExplicitState(nn.Module):
 
     def get_extra_state(self) -> dict[str, Leaves | None]:
         """For `state_dict`."""
-        train, evaluation = (None if self._fresh[mode] else _copied(self._now[mode]) for mode in (True, False))
+        train, evaluation = (None if mode in self._fresh else _copied(self._now[mode]) for mode in (True, False))
         return {"train": train, "eval": evaluation}
 
     def set_extra_state(self, state: dict[str, Leaves | None]) -> None:

@@ -7,9 +7,11 @@ import torch
 from torch import Tensor
 
 from bondgrad.estimators import Central, Estimator, Evaluate, Forward, Simultaneous, Site
-from bondgrad.policies import Bond, Calibrated, Fixed, Gaussian, Optimal
+from bondgrad.policies import Batch, Bond, Calibrated, Fixed, Gaussian, Optimal
 from bondgrad.testing import CHECKS, Subject, check_estimator, check_policy
+from bondgrad.testing.boxes import Linear
 from bondgrad.testing.conformance import (
+    along,
     check_chunks,
     check_cost,
     check_failures,
@@ -17,7 +19,11 @@ from bondgrad.testing.conformance import (
     check_order,
     check_rate,
     check_seed,
+    check_structure,
     check_value,
+    relative_error,
+    rescaled,
+    slope,
 )
 from bondgrad.testing.policies import check_parts
 
@@ -160,6 +166,117 @@ def test_a_stale_base_is_caught():
     wrong = ESTIMATORS["forward"] | {"estimator": lambda n: Damaged(Forward(), "stale base")}
     with pytest.raises(AssertionError):
         check_value(Subject(policy=lambda: Fixed(1e-3), dtype=torch.float64, **wrong))
+
+
+@dataclass
+class Scaled(Estimator):
+    """An estimator whose gradient is off by a factor: by another one in the first step."""
+
+    inner: Estimator
+    first: float
+    later: float
+    normalize_rows: bool = False
+    steps: int = 0
+
+    @property
+    def shared_base(self) -> bool:
+        return self.inner.shared_base
+
+    def evaluations(self, groups: int) -> int:
+        return self.inner.evaluations(groups)
+
+    def vjp(self, site: Site, evaluate: Evaluate, max_rows: int) -> Tensor:
+        self.steps += 1
+        return self.inner.vjp(site, evaluate, max_rows) * (self.first if self.steps == 1 else self.later)
+
+
+@pytest.mark.parametrize(("first", "later", "caught"), [(4, 0.8, False), (6, 0, True), (0, 1.2, True)])
+@pytest.mark.parametrize(
+    ("inner", "dtype", "tolerance"),
+    [
+        (Forward(), torch.float32, 0.1),
+        (Central(), torch.float32, 0.05),
+        (Forward(), torch.float64, 5e-3),
+        (Central(), torch.float64, 5e-5),
+    ],
+)
+def test_what_is_tolerated(inner, dtype, tolerance, first, later, caught):
+    """Relative errors up to a tolerance; in the first step, where a policy may know nothing, five times as much."""
+    wrong = Subject(
+        lambda n: Scaled(inner, 1 + first * tolerance, 1 + later * tolerance),
+        lambda: Fixed(1e-4 if dtype == torch.float64 else 1e-2),  # so that the error is that factor alone
+        dtype,
+        order=1 if inner.shared_base else 2,
+    )
+    if caught:
+        with pytest.raises(AssertionError, match="relative error"):
+            check_value(wrong)
+    else:
+        check_value(wrong)
+
+
+def test_tolerances_are_those_of_the_second_order_for_higher_ones():
+    subject = Subject(lambda n: Central(), lambda: Fixed(1e-3), torch.float64, order=4)
+    assert subject.tolerance() == subject.tolerance(order=2) < subject.tolerance(order=1)
+
+
+@pytest.mark.parametrize(("off", "caught"), [(0.1, False), (0.2, True), (-0.2, True)])
+def test_orders_may_be_a_little_off(off, caught):
+    subject = Subject(lambda n: Central(), lambda: Fixed(1e-3), torch.float64, order=2 + off)
+    if caught:
+        with pytest.raises(AssertionError, match=r"order 2\.0"):
+            check_order(subject)
+    else:
+        check_order(subject)
+
+
+def test_a_power_is_fitted():
+    assert slope((1, 2, 4), [3, 12, 48]) == pytest.approx(2)
+    assert slope((1, 4, 16), [8, 4, 2]) == pytest.approx(-0.5)
+
+
+def test_an_error_is_relative_to_what_was_expected():
+    assert relative_error(torch.tensor([3.0, 8.0]), torch.tensor([3.0, 4.0])) == pytest.approx(0.8)
+
+
+def test_slopes_along_directions_by_hand():
+    """Two outputs x₀ + 2x₁ and 10x₁, of which the pattern says that the second depends on the second input only."""
+    box = Linear(2, 2)
+    box.a = torch.tensor([[1.0, 2.0], [0.0, 10.0]])
+    asked = torch.tensor([[1.0, 1.0], [-1.0, -1.0], [1.0, -2.0], [-1.0, 2.0]])  # spans (2, 2) and (2, -4)
+    x, gy = torch.zeros(1, 2), torch.tensor([[1.0, 1.0]])
+    # Changes of the two outputs: 6 and 20; -6 and -40. Least squares: Σ change · span / Σ span².
+    assert along(asked, box, x, gy, None)[0].tolist() == pytest.approx([(26 * 2 - 46 * 2) / 8, (26 * 2 + 46 * 4) / 20])
+    depends = torch.tensor([[True, True], [False, True]])
+    assert along(asked, box, x, gy, depends)[0].tolist() == pytest.approx([0, (26 * 2 + 46 * 4) / 20])
+
+
+def test_a_policy_is_brought_to_a_step():
+    policy = rescaled(Gaussian(1e-3), 0.5)
+    batch = Batch(torch.zeros(20, 3), torch.Generator().manual_seed(0), 20)
+    steps, before = policy.steps({}, batch, 2, 0.0), Gaussian(1e-3)
+    assert float(steps.size.square().mean().sqrt()) == pytest.approx(0.5)
+    assert vars(policy).keys() - {"steps"} == vars(before).keys()
+
+
+@pytest.mark.parametrize("mistake", ["moved one by one", "moved by group only"])
+def test_mistakes_with_a_pattern_are_caught(mistake):
+    class Careless(Central):
+        def vjp(self, site: Site, evaluate: Evaluate, max_rows: int) -> Tensor:
+            if mistake == "moved one by one":
+                site = site._replace(groups=None)
+            g = super().vjp(site, evaluate, max_rows)
+            return g if site.groups is None else g + 1e-9 * g.roll(1, 1)
+
+    said = "do not move together" if mistake == "moved one by one" else "relative error"
+    with pytest.raises(AssertionError, match=said):
+        check_structure(Subject(lambda n: Careless(), lambda: Fixed(1e-3), torch.float64, order=2))
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_one_call_runs_every_check(mistake):
+    with pytest.raises(AssertionError):
+        check_estimator(Damaged(Central(), mistake))
 
 
 @pytest.mark.parametrize("check", [check_value, check_order])
