@@ -107,7 +107,7 @@ class Ranks:
         passes = zip(list(self._pending.items()), joint_known.tolist(), joint_summaries, strict=True)
         for (number, pending), count, summary in passes:
             if count == ranks and pending.summary is not None:
-                learnt = summary.view(blank.shape).to(pending.summary.dtype)
+                learnt = summary.view_as(pending.summary).to(pending.summary.dtype)
                 state = policy.observe(state, learnt, pending.rows, differences)
             if count > 0 or number <= self._passes - OLDEST_PASS:  # of others the backward pass may be yet to come
                 del self._pending[number]
