@@ -31,9 +31,8 @@ def find_interfaces(fn: Callable[..., Any]) -> tuple[Interface, ...]:
     function = fn if inspect.isroutine(fn) else type(fn).__call__
     function = getattr(function, "__func__", function)  # of a bound method
     code = getattr(function, "__code__", None)
-    if not isinstance(code, CodeType):
-        return ("torch", "numpy")
-    libraries = {library_of(value) for value in referenced_values(function, code)}
+    values = referenced_values(function, code) if isinstance(code, CodeType) else ()
+    libraries = {library_of(value) for value in values}
     # Code that names both takes tensors and converts.
     return ("numpy", "torch") if "numpy" in libraries and "torch" not in libraries else ("torch", "numpy")
 

@@ -59,8 +59,6 @@ class Ranks:
 
     def current(self) -> "dist.ProcessGroup | None":
         """The processes to exchange with at this moment, if there is more than one."""
-        if not dist.is_available() or not dist.is_initialized():
-            return None
         ddp = torch.nn.parallel.DistributedDataParallel._active_ddp_module
         if ddp is not None and ddp._join_config.enable:  # some processes may have no more batches to bring
             return None
@@ -97,7 +95,7 @@ class Ranks:
         if x is not None:
             sizes[rank] = x.shape[0]
             measured = policy.measure(x)
-        blank = _blank_summary(policy, differences, state, self.in_features)
+        blank = _blank_summary(policy, differences, state, self.in_features, device)
         computed = [pending.summary for pending in self._pending.values()]
         known = sizes.new_tensor([summary is not None for summary in computed])
         parts = [sizes, measured, known, *(blank if summary is None else summary for summary in computed)]
@@ -119,9 +117,8 @@ class Ranks:
         return JointBatch(ranks, sum(counts), sum(counts[:rank]), sums.to(x.dtype), self._passes), state
 
 
-def _blank_summary(policy: Policy, differences: Differences, state: State, in_features: int) -> Tensor:
+def _blank_summary(policy: Policy, differences: Differences, state: State, d: int, device: torch.device) -> Tensor:
     """In the place of a summary that this process does not have: of no rows."""
-    nothing, ones = torch.zeros(1, 0, in_features, device="cpu"), torch.ones(in_features, device="cpu")
-    state = {name: value.cpu() for name, value in state.items()}
+    nothing, ones = torch.zeros(1, 0, d, device=device), torch.ones(d, device=device)
     steps = Steps(nothing, nothing, ones, ones)
     return policy.summarize(state, Observation(nothing[0], nothing[0], steps, differences))
