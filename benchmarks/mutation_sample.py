@@ -35,7 +35,7 @@ import torch.utils.tensorboard
 
 ROOT = Path(__file__).parent.parent
 SECONDS = 300  # after which a run of tests counts as failed
-OPTIONS = "-q -x -W ignore::pytest.PytestAssertRewriteWarning -p no:cacheprovider -p no:xdist".split()
+OPTIONS = ["-q", "-x", "-W", "ignore::pytest.PytestAssertRewriteWarning", "-p", "no:cacheprovider", "-p", "no:xdist"]
 # Where the tests of a room are: its own, and those of what is built on it alone.
 ROOMS = {
     "box.py": ["tests/test_box.py", "tests/test_box_input.py", "tests/test_box_parts.py", "tests/step"],
