@@ -27,13 +27,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import coverage
+import hypothesis  # noqa: F401  what tests load is loaded once, here, for all the processes that are forked
 import pytest
 import torch
-import torch._dynamo  # what tests load is loaded once, here, for all the processes that are forked
+import torch._dynamo
 import torch.utils.tensorboard
 
 ROOT = Path(__file__).parent.parent
 SECONDS = 300  # after which a run of tests counts as failed
+OPTIONS = ["-q", "-x", "-W", "ignore::pytest.PytestAssertRewriteWarning", "-p", "no:cacheprovider", "-p", "no:xdist"]
 # Where the tests of a room are: its own, and those of what is built on it alone.
 ROOMS = {
     "box.py": ["tests/test_box.py", "tests/test_box_input.py", "tests/test_box_parts.py", "tests/step"],
@@ -42,7 +44,10 @@ ROOMS = {
     "evaluators": ["tests/evaluators", "tests/calling", "tests/test_box.py"],
     "measuring": ["tests/measuring", "tests/policies", "tests/checking", "tests/probing"],
     "policies": ["tests/policies", "tests/testing", "tests/test_box.py"],
-    "step": ["tests/step", "tests/policies", "tests/calling", "tests/test_box.py", "tests/test_box_parts.py"],
+    "step": [
+        *("tests/step", "tests/policies", "tests/calling", "tests/structure/test_sequence.py"),
+        *("tests/test_box.py", "tests/test_box_parts.py"),
+    ],
     "structure": ["tests/structure", "tests/test_box.py"],
 }
 # Rooms that are only looked at when they are asked for by --only.
@@ -189,11 +194,7 @@ def run_pytest(copy: Path, paths: list[str], plugin: object | None) -> int:
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 1)
         os.dup2(nowhere.fileno(), 2)
-    return int(
-        pytest.main(
-            ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", *paths], [] if plugin is None else [plugin]
-        )
-    )
+    return int(pytest.main([*OPTIONS, *paths], [] if plugin is None else [plugin]))
 
 
 def executed_lines(copy: Path, path: str) -> list[Test]:
