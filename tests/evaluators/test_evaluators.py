@@ -171,6 +171,7 @@ def test_pairs_are_not_divided_among_requests_of_more_than_one_row(max_rows, pai
     assert torch.equal(driver.ask(Request(function, points, pairs=pairs)), points.sin())
     assert fn.sizes == sizes
     assert driver.requests == 3 + len(sizes)
+    assert Driver(Local()).requests == 0
 
 
 def test_a_portion_has_what_fits_into_the_memory_and_at_least_one_row():
