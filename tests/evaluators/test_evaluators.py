@@ -171,6 +171,7 @@ def test_pairs_are_not_divided_among_requests_of_more_than_one_row(max_rows, pai
     assert torch.equal(driver.ask(Request(function, points, pairs=pairs)), points.sin())
     assert fn.sizes == sizes
     assert driver.requests == 3 + len(sizes)
+    assert Driver(Local()).requests == 0
 
 
 def test_a_portion_has_what_fits_into_the_memory_and_at_least_one_row():
@@ -181,3 +182,12 @@ def test_a_portion_has_what_fits_into_the_memory_and_at_least_one_row():
     assert Driver(Local()).portion(2**30, 100, cpu) == 1
     assert Driver(Local(memory=2**12)).portion(2**10, 100, gpu) == 4
     assert Driver(Local(max_rows=7)).portion(2**10, 100, cpu) == 7
+
+
+def test_memory_may_reach_for_one_row_at_a_time():
+    fn = Counting(limit=1)
+    x, gy = torch.randn(3, 2), torch.randn(3, 2)
+    with pytest.warns(UserWarning, match="out of memory with 3 rows at a time: going on with at most 1"):
+        g = gradient(BlackBox(fn, 2, policy=Fixed(1e-2)), x, gy)
+    assert set(fn.sizes) == {1}
+    assert torch.allclose(g, gy * x.cos(), rtol=1e-2, atol=1e-4)
