@@ -52,7 +52,7 @@ class Bridge(torch.autograd.Function):
             g = Once.apply(ctx.vjp(x.detach(), y, gy.detach(), *context), x, gy)  # type: ignore[no-untyped-call]
         else:
             g = ctx.vjp(x, y, gy, *context)
-        return g, *(None for _ in range(2 + len(context)))
+        return g, None, None, *(None for _ in context)
 
 
 def check_tangent(x: Tensor) -> None:

@@ -143,7 +143,7 @@ class Opaque(torch.autograd.Function):
         g = differentiate(x.detach(), y, gy.detach(), context, ctx.layer, ctx.autocast, ctx.train, ticket)
         if not torch.compiler.is_compiling():  # compiled code refuses second derivatives itself
             g = Once.apply(g, x, gy)  # type: ignore[no-untyped-call]
-        return g, *(None for _ in range(4 + len(context)))
+        return g, None, None, None, None, *(None for _ in context)
 
 
 class Transformed(Opaque):

@@ -51,9 +51,12 @@ def test_cubes_by_hand():
 
 
 def test_weights_keep_the_size_of_sums():
-    """Their variance is one over how many numbers are summed, and the two layers of a network are different."""
+    """Their variance is one over how many numbers are summed."""
     assert float(Linear(400, 100).a.square().mean() * 400) == pytest.approx(1, abs=0.03)
-    network = TanhNetwork(50, 50, 50)
-    assert not torch.equal(network.w1, network.w2)
-    assert TanhNetwork().w1.shape == (16, 4)
     assert float(Sparse(torch.ones(100, 400, dtype=torch.bool)).a.square().mean()) == pytest.approx(1, abs=0.03)
+
+
+def test_the_layers_of_a_network_have_different_seeds():
+    assert torch.equal(TanhNetwork().w1, Linear(4, 16, seed=0).a)
+    assert torch.equal(TanhNetwork().w2, Linear(16, 6, seed=1).a)
+    assert torch.equal(TanhNetwork(seed=3).w2, Linear(16, 6, seed=4).a)
