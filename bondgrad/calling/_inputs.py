@@ -19,7 +19,7 @@ def check_input(x: Tensor, in_features: int | None, in_time: bool = False) -> No
         raise TypeError(f"x must be a torch tensor, got {type(x).__name__}")
     if not x.dtype.is_floating_point or x.layout != torch.strided:
         raise TypeError(f"x must be dense and floating point, got {x.dtype}, {x.layout}: call x.float(), x.to_dense()")
-    if x.ndim == 0 or in_features not in (None, x.shape[-1]):
+    if x.ndim == 0 or (in_features is not None and x.shape[-1] != in_features):
         raise ValueError(f"x must have shape [..., in_features={in_features or 'any'}], got {list(x.shape)}")
     if in_time and x.ndim == 1:
         raise ValueError(f"x must have shape [..., time, in_features={in_features}], got {list(x.shape)}")
