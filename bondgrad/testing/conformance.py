@@ -121,7 +121,7 @@ def check_structure(subject: Subject) -> None:
         grouped_too = subject.simultaneous or len(after.asked) < len(before.asked) / 2
         assert grouped_too, "inputs that share no output do not move together"
         if others:
-            compare(after.g, after.expected, FIRST * subject.tolerance(), "with a pattern")
+            compare(after.g, after.expected, subject.tolerance(), "with a pattern")
         else:
             compare(after.g, before.g, 100 * torch.finfo(subject.dtype).eps, "with a pattern to that without")
 
