@@ -38,7 +38,11 @@ SECONDS = 300  # after which a run of tests counts as failed
 OPTIONS = ["-q", "-x", "-W", "ignore::pytest.PytestAssertRewriteWarning", "-p", "no:cacheprovider", "-p", "no:xdist"]
 # Where the tests of a room are: its own, and those of what is built on it alone.
 ROOMS = {
-    "box.py": ["tests/test_box.py", "tests/test_box_input.py", "tests/test_box_parts.py", "tests/step"],
+    "box.py": [
+        *("tests/test_box.py", "tests/test_box_input.py", "tests/test_box_parts.py", "tests/test_box_replaced.py"),
+        *("tests/step", "tests/calling"),
+        *(f"tests/torch_support/test_{name}.py" for name in ("compile", "func", "precision")),
+    ],
     "calling": ["tests/calling", "tests/test_box.py", "tests/test_box_input.py", "tests/structure/test_sequence.py"],
     "estimators": ["tests/estimators", "tests/testing", "tests/test_box.py"],
     "evaluators": ["tests/evaluators", "tests/calling", "tests/test_box.py"],
