@@ -12,8 +12,9 @@ from bondgrad.policies._calibrated import (
     TrialSums,
     _bending,
     _best_factor,
-    _changed_steps,
+    _next_round,
     _noise,
+    _products,
     _ratio,
 )
 
@@ -66,21 +67,28 @@ def sums(rows=16.0, product=1.0, square=1.0, residual=0.0, sound=None, noise=0.0
     return TrialSums(*one(*values, noise * (rows if sound is None else sound)))
 
 
-def test_the_ratio_of_slopes_without_noise():
-    nothing = torch.zeros(1)
-    assert float(_ratio(sums(product=1.2, square=1.0), nothing, Differences())) == pytest.approx(1.2)
-    assert float(_ratio(sums(product=9.0), nothing, Differences())) == 4
-    assert float(_ratio(sums(product=0.0), nothing, Differences())) == 0.25
-    assert float(_ratio(sums(product=0.0, square=0.0), nothing, Differences())) == 1
+@pytest.mark.parametrize(
+    ("product", "square", "variance", "expected"),
+    [
+        (1.2, 1.0, 0.0, 1.2),
+        (9.0, 1.0, 0.0, 4),
+        (0.0, 1.0, 0.0, 0.25),
+        (0.0, 0.0, 0.0, 1),
+        (1.2, 1.0, 0.1, (1.2 + 0.2) / (1.0 + 0.2)),  # noise draws it to one
+    ],
+)
+def test_the_ratio_of_slopes(product, square, variance, expected):
+    assert float(_ratio(*one(product, square, variance))) == pytest.approx(expected)
 
 
-def test_noise_is_taken_off_the_ratio_and_draws_it_to_one():
-    # Independent ends: of D(2h)² a quarter of the variance is noise; twice the variance is added to both.
-    found = _ratio(sums(product=1.2, square=1.0 + 0.1 / 4), torch.tensor([0.1]), Differences())
-    assert float(found) == pytest.approx((1.2 + 0.2) / (1.0 + 0.2))
-    # A shared base: D(h) and D(2h) have a covariance of a quarter, D(2h) a variance of a quarter, too.
-    shared = _ratio(sums(product=1.2 + 0.1 / 4, square=1.0 + 0.1 / 4), torch.tensor([0.1]), Differences(1, True))
-    assert float(shared) == pytest.approx((1.2 + 0.2) / (1.0 + 0.2))
+@pytest.mark.parametrize(
+    ("differences", "common"),
+    [(Differences(), 0), (Differences(1, True), 0.25)],  # independent ends, or one that D(h) and D(2h) have in common
+)
+def test_noise_is_taken_off_the_products_of_slopes(differences, common):
+    found = _products(sums(product=1.2 + 0.1 * common, square=1.0 + 0.1 / 4), torch.tensor([0.1]), differences)
+    assert [float(value) for value in found] == pytest.approx([1.2, 1.0])
+    assert float(_products(sums(square=0.01), torch.tensor([0.1]), differences)[1]) == 0  # less than its noise
 
 
 def test_bending_is_what_is_left_beyond_twice_the_noise():
@@ -107,20 +115,19 @@ def test_noise_is_the_median_over_inputs_with_answers_and_is_averaged_with_the_p
     found = found._replace(noise=8 * torch.tensor([2.0, 3.0, 50.0, 0.0]))
     assert float(_noise(state, found)) == pytest.approx((0.03 + 0.01) / 2)  # 3 · h², and 0.01 before
     assert float(_noise(state | {"noise": torch.tensor(0.005)}, found)) == pytest.approx(0.03)  # six times as much
-    nothing = found._replace(sound=torch.zeros(4))
-    assert float(_noise(state, nothing)) == pytest.approx(0.01)
+    assert float(_noise(state, TrialSums(*torch.zeros(6, 4)))) == pytest.approx(0.01)  # no row had all its answers
 
 
 def test_steps_end_at_one_and_a_half_spreads_unless_most_inputs_are_calm():
     # Slopes that are all noise but for a clear signal: steps want to double, from 1.5 spreads on.
     state = state_of(4, step=1.5, noise=2.25)
     calm = torch.tensor([16.0, 16 * 1.0, 16 * 1.25, 0.0, 16.0, 16 * 1.0])[:, None].repeat(1, 4)
-    longer = _changed_steps(state | {"sums": calm}, Differences())["step"]
+    longer = _next_round(state | {"sums": calm}, Differences())["step"]
     assert torch.allclose(longer, torch.full((4,), 1.5 * 1.5))
     half = calm.clone()
     half[4, :2] = 8.0  # rows at which nothing failed, of two inputs out of four
     half[5, :2] = 8.0
-    assert torch.allclose(_changed_steps(state | {"sums": half}, Differences())["step"], torch.full((4,), 1.5))
+    assert torch.allclose(_next_round(state | {"sums": half}, Differences())["step"], torch.full((4,), 1.5))
 
 
 def test_an_input_without_a_signal_goes_half_way_to_the_others():
@@ -128,7 +135,7 @@ def test_an_input_without_a_signal_goes_half_way_to_the_others():
     found = torch.tensor([16.0, 16.0, 16.0, 0.0, 16.0, 16 * 1e-2])[:, None].repeat(1, 3)
     found[3, :2] = 16 * 500.0  # they bend
     found[1, 2] = found[2, 2] = 0.0  # no slope at all
-    steps = _changed_steps(state | {"sums": found}, Differences())["step"]
+    steps = _next_round(state | {"sums": found}, Differences())["step"]
     assert steps.tolist() == pytest.approx([0.025, 0.025, math.sqrt(0.025 * 0.2)])  # by itself, it would double
 
 
