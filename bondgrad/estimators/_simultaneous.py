@@ -60,7 +60,7 @@ class Simultaneous(Estimator):
                 change = site.groups.sum_by_input(output_difference(y, None, base).mul_(gy.unsqueeze(1)))  # [b, j, d]
             else:
                 change, answered = _change_by_input(y, base, gy, site.groups)
-            c[rows, part] = change.to(c.dtype)
+            c[rows, part] = change
             s[rows, part] = input_difference(ends, answered, here)
         if self.n == 1:
             return c[:, 0] / s[:, 0]
