@@ -65,7 +65,7 @@ class Simultaneous(Estimator):
         if self.n == 1:
             return c[:, 0] / s[:, 0]
         failed = ~torch.isfinite(c)
-        c, s = c.masked_fill(failed, 0), s.masked_fill(failed, 0)
+        c, s = (values.masked_fill(failed, 0) for values in (c, s))
         weight = s / s.abs().amax(1, keepdim=True)  # relative to the largest, so that squares do not underflow
         return (c * weight).sum(1) / (s * weight).sum(1)
 

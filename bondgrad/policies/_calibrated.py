@@ -267,7 +267,7 @@ def _best_factor(variance: Tensor, bending: Tensor, stretch: Tensor, size: Tenso
     floor = SETTINGS.finest * size
     stretched = stretch * factors**order
     error = (variance + floor) / factors.square() + bending * factors ** (2 * order)
-    error = (error + (SETTINGS.stretch_harm * stretched).square() * size) / (1 + stretched).clamp_min(0.05).square()
+    error = (error + (SETTINGS.stretch_harm * stretched).square() * size) / (1 + stretched).square()
     accepted = (stretched <= SETTINGS.most_stretched) & (stretched >= -SETTINGS.most_shrunk)
     factor = factors[torch.where(accepted, error, math.inf).argmin(0), 0]  # the least, where none is accepted
     return torch.where(variance < floor, factor.clamp(max=1), factor)

@@ -114,7 +114,8 @@ def test_noise_is_the_median_over_inputs_with_answers_and_is_averaged_with_the_p
     found = TrialSums(*torch.zeros(6, 4))._replace(sound=torch.tensor([8.0, 8.0, 8.0, 0.0]))
     found = found._replace(noise=8 * torch.tensor([2.0, 3.0, 50.0, 0.0]))
     assert float(_noise(state, found)) == pytest.approx((0.03 + 0.01) / 2)  # 3 · h², and 0.01 before
-    assert float(_noise(state | {"noise": torch.tensor(0.005)}, found)) == pytest.approx(0.03)  # six times as much
+    for before, after in ((0.03 / 4.5, 0.03), (0.03 / 3.9, 0.03 * 4.9 / 7.8), (0.117, 0.147 / 2), (0.135, 0.03)):
+        assert float(_noise(state | {"noise": torch.tensor(before)}, found)) == pytest.approx(after)
     assert float(_noise(state, TrialSums(*torch.zeros(6, 4)))) == pytest.approx(0.01)  # no row had all its answers
 
 
@@ -128,6 +129,68 @@ def test_steps_end_at_one_and_a_half_spreads_unless_most_inputs_are_calm():
     half[4, :2] = 8.0  # rows at which nothing failed, of two inputs out of four
     half[5, :2] = 8.0
     assert torch.allclose(_next_round(state | {"sums": half}, Differences())["step"], torch.full((4,), 1.5))
+
+
+def round_of(product, square, variance=1.0, order=2, rows=16.0, residual=0.0, step=0.1, spread=1.0):
+    """The steps after a round with these mean products and squares of slopes, beside the noise."""
+    differences = Differences(order, shared_base=order == 1)
+    product, square = torch.tensor(product), torch.tensor(square) + variance / 4
+    if order == 1:
+        product = product + variance / 4
+    noise, rest = torch.full_like(square, variance), torch.full_like(square, residual)
+    means = torch.stack((torch.ones_like(square), product, square, rest, torch.ones_like(square), noise))
+    state = state_of(len(square), step, variance * step**2, spread)
+    return _next_round(state | {"sums": rows * means}, differences)["step"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("order", "ratio", "factor"),
+    [
+        # Slopes grow by 1/12 over a step, and may grow by a quarter: the longest step of the grid below sqrt(3).
+        (2, 0.8, 2**0.75),
+        # By 3/17 over a step, and in proportion: below 17/12.
+        (1, 0.85, 2**0.5),
+        # They shrink by 1/18, and may shrink by a tenth: below sqrt(1.8).
+        (2, 1.2, 2**0.375),
+    ],
+)
+def test_steps_grow_until_slopes_are_stretched_too_far(order, ratio, factor):
+    """Where noise is all that counts otherwise. Twice its variance is added to products and squares."""
+    assert round_of([ratio * 102 - 2], [100.0], order=order) == pytest.approx([0.1 * factor])
+
+
+def test_steps_change_eightfold_a_round_at_most_from_a_quarter_to_twice():
+    assert round_of([100.0], [100.0]) == pytest.approx([0.2])
+    assert round_of([100.0], [100.0], residual=1e6) == pytest.approx([0.025])
+
+
+@pytest.mark.parametrize(("rows", "threshold"), [(16.0, 3 / 8), (4.0, 3 / 4)])
+def test_a_signal_is_three_standard_deviations_of_a_product_in_the_mean_over_rows(rows, threshold):
+    """With a signal an input goes its own way: twice as far. Without it, from there half the way to its spread."""
+    assert round_of([1.01 * threshold], [1.01 * threshold], rows=rows) == pytest.approx([0.2])
+    assert round_of([0.99 * threshold], [0.99 * threshold], rows=rows) == pytest.approx([math.sqrt(0.2)])
+
+
+def test_without_any_signal_steps_go_half_way_to_the_spread():
+    assert round_of([0.0], [0.0], step=0.125) == pytest.approx([math.sqrt(2 * 0.125)])
+    assert round_of([0.0], [0.0], step=0.125, spread=4.0) == pytest.approx([4 * math.sqrt(2 * 0.125 / 4)])
+
+
+@pytest.mark.parametrize(
+    ("step", "stretch", "longest"),
+    [
+        (1.2, 0.0, 1.5 * 1.2),
+        (3.5, 0.0, 4.0),
+        (0.9, 0.0, 1.5),
+        (1.2, 0.028, 1.5 * 1.2),
+        (1.2, 0.032, 1.5),  # slopes are stretched
+        (1.2, -0.032, 1.5),
+    ],
+)
+def test_calm_inputs_go_half_as_far_again_as_they_are_up_to_four_spreads(step, stretch, longest):
+    ratio = 1 / (1 + 3 * stretch)
+    assert round_of([ratio * 102 - 2] * 3, [100.0] * 3, step=step) == pytest.approx([longest] * 3)
+    assert round_of([ratio * 102 - 2], [100.0], step=7 * step, spread=7.0) == pytest.approx([7 * longest])
 
 
 def test_an_input_without_a_signal_goes_half_way_to_the_others():

@@ -44,6 +44,57 @@ def test_gaussian_has_the_given_deviation():
     assert math.isclose(z.std(), 0.2, rel_tol=0.02)
 
 
+def test_gaussian_steps_have_no_bounds():
+    steps = drawn(Gaussian(0.2), {}, torch.zeros(1, 3))
+    assert steps.lower.tolist() == [0, 0, 0]
+    assert steps.upper.tolist() == [math.inf] * 3
+
+
+def test_the_step_of_optimal_in_numbers():
+    assert float(drawn(Optimal(9e-6, 1e3), {}, torch.zeros(1, 1)).size) == pytest.approx(3e-3)
+
+
+def test_a_process_draws_the_numbers_of_all_and_uses_its_own():
+    x = torch.zeros(5, 3)
+
+    def numbers(draw, rows, first):
+        return draw(Batch(x[rows], torch.Generator().manual_seed(0), 5, first))
+
+    for draw in (lambda batch: batch.uniform(2), lambda batch: batch.normal(2, 0.5)):
+        whole, ours = numbers(draw, slice(5), 0), numbers(draw, slice(1, 3), 1)
+        assert torch.equal(ours, whole[:, 1:3])
+    uniform = Batch(torch.zeros(1000, 3), torch.Generator().manual_seed(0), 1000).uniform(1)
+    assert uniform.min() < -0.99
+    assert uniform.max() > 0.99
+    assert uniform.abs().max() <= 1
+
+
+def test_a_policy_shows_its_settings():
+    assert repr(Bond()) == "Bond(bounds='bond', reduce='mean-abs', betas=(0.9, 0.999), eta=0.001, max_step=None)"
+    assert repr(Optimal(1e-6, 2)) == "Optimal(noise=1e-06, third_derivative=2.0)"
+
+
+@pytest.mark.parametrize("betas", [(0.9, 1), (-0.1, 0.9), (0.9,), (0.9, 0.9, 0.9), 0.9])
+def test_decays_are_two_numbers_from_zero_to_less_than_one(betas):
+    with pytest.raises(ValueError, match=r"betas must be two numbers in \[0, 1\)"):
+        Bond(betas=betas)
+    assert Bond(betas=[0, 0.5]).betas == (0.0, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"bounds": "adagrad"}, "bounds must be one of .*'max-v'"),
+        ({"reduce": "median"}, "reduce must be one of .*'mean-abs'"),
+        ({"max_step": 0}, "max_step must be"),
+        ({"max_step": -math.inf}, "max_step must be"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(settings, said):
+    with pytest.raises(ValueError, match=said):
+        Bond(**settings)
+
+
 def test_optimal_balances_truncation_and_noise():
     noise, third = 1e-6, 5.0
     step = float(drawn(Optimal(noise, third), {}, torch.zeros(1, 1)).size)
@@ -182,10 +233,20 @@ def test_an_input_not_seen_does_not_disturb_the_others():
     assert one.size[0, 0, 2] >= B
 
 
-def test_a_row_of_nan_in_x_does_not_disturb_the_others():
+def test_an_input_whose_gradients_cancel_counts_as_not_seen():
+    policy = Bond(reduce="mean", max_step=math.inf)
+    state = after(policy, torch.tensor([[1.0, 1.0]]), torch.tensor([[-0.9, 1.0]]))
+    assert state["sums"][0, 0, 0] == 0  # as 0.9 · 1 - 0.9
+    steps = drawn(policy, state, torch.ones(1, 2))
+    assert float(steps.lower) == pytest.approx(B)
+    assert steps.size[0, 0, 0] < 10 * math.sqrt(B)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_row_that_is_not_finite_does_not_disturb_the_others(bad):
     policy = Bond()
     x = torch.ones(4, 2)
-    x[1] = math.nan
+    x[1] = bad
     assert torch.isfinite(drawn(policy, after(policy, torch.ones(4, 2)), x).size).all()
 
 
