@@ -152,8 +152,7 @@ class Bond(Policy):
         crossing = (6 * noise / v).pow(1 / 3)  # the step at which truncation and noise weigh the same
         below = g.abs() - error - v / 6 * crossing.square()
         above = g.abs() - error - noise / crossing
-        lower = torch.where(below > 0, noise / below, math.nan)
-        return lower, torch.where(above > 0, (6 / v * above).sqrt(), math.nan)
+        return noise / below.clamp_min(0), (6 / v * above).sqrt()
 
     def summarize(self, state: State, seen: Observation) -> Tensor:
         """See `Policy.summarize`: [d] of gradients, or [2, d] with the squares of the steps."""

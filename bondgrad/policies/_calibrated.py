@@ -219,9 +219,8 @@ def _next_round(state: State, differences: Differences) -> State:
     bending = _bending(sums, variance, ratio, differences)
     relative = h * _best_factor(variance, bending, stretch, square, differences.order) / spread
 
-    rows = sums.rows.clamp_min(1)
-    signal = product > SETTINGS.signal * variance / 2 / rows.sqrt()
-    calm = (stretch.abs() < SETTINGS.calm_stretch) & (sums.sound > SETTINGS.calm_sound * rows)
+    signal = product > SETTINGS.signal * variance / 2 / sums.rows.sqrt()
+    calm = (stretch.abs() < SETTINGS.calm_stretch) & (sums.sound > SETTINGS.calm_sound * sums.rows)
     farther = (SETTINGS.farthest * (h / spread)[signal].median()).clamp(SETTINGS.farthest, SETTINGS.farthest_when_calm)
     farthest = torch.where(calm[signal].float().mean() > 0.5, farther, SETTINGS.farthest)  # False without a signal
     typical = relative[signal].median().nan_to_num(1.0)  # NaN without a signal

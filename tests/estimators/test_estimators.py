@@ -193,6 +193,17 @@ def test_chunks_change_nothing_but_the_size_of_requests(estimator, name, max_row
     assert all(len(points) == rows.stop - rows.start for points, rows in parts.requests)
 
 
+@pytest.mark.parametrize(
+    ("estimator", "sizes"), [(Central(), [12] * 3), (Forward(), [9] * 2), (Simultaneous(3), [12] * 3)], ids=repr
+)
+def test_requests_have_as_many_rows_as_fit(estimator, sizes):
+    """Of six rows with 6, 3 and 6 points in requests of at most 12 there are 2, 4 and 2; in equal parts 2, 3 and 2."""
+    box = Waves(3, 7)
+    asked = Asked(box)
+    estimator.vjp(site_of(box, estimator, batch=6), asked, 12)
+    assert [points.shape[:-1].numel() for points, _ in asked.requests] == sizes
+
+
 @each_estimator
 def test_a_box_with_a_memory_is_asked_about_all_rows(estimator):
     box = Waves(3, 7)

@@ -71,6 +71,13 @@ def test_and_without_the_noise_that_is_known():
     assert found == pytest.approx([2, 3, 2, left, 2, noise_of(0.75)])
 
 
+def test_a_trial_of_one_row():
+    state = state_of(noise=0.2 * 0.5**2)
+    ratio = (6 + 2 * 0.2) / (4 - 0.2 / 4 + 2 * 0.2)
+    found = POLICY.summarize(state, observation(state, [[[5.0]], [[3.0]], [[2.0]]]))[:6, 0]
+    assert found.tolist() == pytest.approx([1, 6, 4, (3 - 2 * ratio) ** 2, 1, noise_of(1.75)], rel=1e-4)
+
+
 def test_rows_with_failures_say_nothing_of_the_noise():
     sound = [[False], [True]]
     assert sums_of(state_of(unit=2.0), sound=sound) == pytest.approx([2, 3, 2, 0.5, 1, 0])
@@ -107,8 +114,8 @@ def test_they_wait_for_a_process_that_has_not_started():
     state, g = state_of(2, step=0.1), torch.zeros(3, 2)
     h = torch.tensor([0.1, 0.0])
     summary = POLICY.summarize(state, Observation(g, g, Steps(h, h, h, h), CENTRAL))
-    assert POLICY.needs_start(POLICY.observe(POLICY.init(2), summary, 3, CENTRAL))
-    assert torch.isfinite(summary).all()
+    joint = POLICY.observe(POLICY.init(2), summary, 3, CENTRAL)
+    assert all(torch.equal(joint[name], value) for name, value in POLICY.init(2).items())
 
 
 def test_spreads_of_processes_are_averaged_over_their_rows():
@@ -194,14 +201,14 @@ def test_spreads_are_averaged_with_the_past():
 @pytest.mark.parametrize(
     ("rows", "spread", "step", "new_spread", "trial_rows"),
     [
-        (8, 0.1, 0.4, 0.1, 4),  # eight times less is let pass, ten times less is not
-        (7, 0.1, 0.5, 0.55, 20),  # too few rows to tell
-        (8, 0.125, 0.5, 0.5625, 20),
+        (8, 0.2, 0.4, 0.2, 4),  # eight times less is let pass, ten times less is not
+        (7, 0.2, 0.5, 1.1, 20),  # too few rows to tell
+        (8, 0.25, 0.5, 1.125, 20),
     ],
 )
 def test_where_inputs_vary_much_less_steps_shrink_and_trials_are_forgotten(rows, spread, step, new_spread, trial_rows):
     sums = torch.full((6, 1), 16.0)
-    found = after(state_of(sums=sums, **LONGER), alike(4), rows, spread=spread)
+    found = after(state_of(sums=sums, spread=[2.0], **LONGER), alike(4), rows, spread=spread)
     assert float(found["step"]) == pytest.approx(step)
     assert float(found["spread"]) == pytest.approx(new_spread)
     assert float(found["sums"][0]) == trial_rows

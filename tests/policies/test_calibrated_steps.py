@@ -56,6 +56,10 @@ def test_where_there_is_next_to_no_noise_steps_get_no_longer():
     assert factor_of(0.0, 1.0) == pytest.approx(0.25)
 
 
+def test_the_longest_step_that_is_accepted_may_stretch_slopes_by_a_quarter_or_shrink_them_by_a_tenth():
+    assert factor_of(1.0, 0.0, stretch=0.25 / 4) == factor_of(1.0, 0.0, stretch=-0.1 / 4) == 2
+
+
 def test_a_step_at_which_all_slopes_are_stretched_too_far_is_shortened():
     assert factor_of(1.0, 0.0, stretch=1.9) == pytest.approx(0.25 * math.sqrt(2))  # 1.9 / 8 is less than a quarter
     assert factor_of(1.0, 0.0, stretch=100.0) == pytest.approx(0.25)  # no factor is enough
@@ -102,6 +106,14 @@ def test_bending_is_what_is_left_beyond_twice_the_noise():
     # Where one of two ends failed there is four times the noise: at half of the rows, two and a half times in the mean.
     one_sided = _bending(sums(residual=2.0, sound=8.0), torch.tensor([0.2]), ratio, Differences())
     assert float(one_sided) == pytest.approx((2.0 - 2 * 0.2 * 1.25 * 2.5) / scale)
+    single = _bending(sums(rows=1.0, residual=0.9), torch.tensor([0.2]), ratio, Differences())
+    assert float(single) == float(noisy)
+
+
+def test_noise_that_slopes_have_in_common_is_not_in_what_is_left():
+    # Of D(h) - D(2h) the noise is (1 - 2/4 + 1/4) of the variance, and bending as much as in D(h).
+    found = _bending(sums(residual=0.9), torch.tensor([0.2]), torch.ones(1), Differences(1, True))
+    assert float(found) == pytest.approx((0.9 - 2 * 0.2 * 0.75) / (1 - 0.75))
 
 
 def state_of(d, step=0.1, noise=0.01, spread=1.0):
@@ -129,6 +141,9 @@ def test_steps_end_at_one_and_a_half_spreads_unless_most_inputs_are_calm():
     half[4, :2] = 8.0  # rows at which nothing failed, of two inputs out of four
     half[5, :2] = 8.0
     assert torch.allclose(_next_round(state | {"sums": half}, Differences())["step"], torch.full((4,), 1.5))
+    four_of_five = calm / 16 * 5
+    four_of_five[4:] *= 0.8  # more than that must have answered
+    assert torch.allclose(_next_round(state | {"sums": four_of_five}, Differences())["step"], torch.full((4,), 1.5))
 
 
 def round_of(product, square, variance=1.0, order=2, rows=16.0, residual=0.0, step=0.1, spread=1.0):
@@ -150,6 +165,8 @@ def round_of(product, square, variance=1.0, order=2, rows=16.0, residual=0.0, st
         (2, 0.8, 2**0.75),
         # By 3/17 over a step, and in proportion: below 17/12.
         (1, 0.85, 2**0.5),
+        # By 1/60 over a step, with its fourth power: below the fourth root of 15.
+        (4, 0.8, 2**0.875),
         # They shrink by 1/18, and may shrink by a tenth: below sqrt(1.8).
         (2, 1.2, 2**0.375),
     ],
@@ -169,6 +186,11 @@ def test_a_signal_is_three_standard_deviations_of_a_product_in_the_mean_over_row
     """With a signal an input goes its own way: twice as far. Without it, from there half the way to its spread."""
     assert round_of([1.01 * threshold], [1.01 * threshold], rows=rows) == pytest.approx([0.2])
     assert round_of([0.99 * threshold], [0.99 * threshold], rows=rows) == pytest.approx([math.sqrt(0.2)])
+
+
+def test_without_noise_an_input_without_slopes_has_no_signal():
+    """It would go a quarter of its step; the other stays where it is. Without a signal it goes half way to that."""
+    assert round_of([100.0, 0.0], [100.0, 0.0], variance=0.0) == pytest.approx([0.1, math.sqrt(0.025 * 0.1)])
 
 
 def test_without_any_signal_steps_go_half_way_to_the_spread():

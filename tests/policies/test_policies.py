@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bondgrad import policies
-from bondgrad.policies import Batch, Bond, Differences, Fixed, Gaussian, Observation, Optimal
+from bondgrad.policies import Batch, Bond, Differences, Fixed, Gaussian, Observation, Optimal, Steps
 
 B = 1.19e-7
 
@@ -119,6 +119,13 @@ def test_the_first_step_is_normal_and_at_least_the_noise():
     assert math.isclose((z.abs() < 3 * math.sqrt(B)).float().mean(), 0.9973, abs_tol=0.002)
 
 
+def test_the_first_step_is_finite_even_if_the_random_number_is_one():
+    x = torch.ones(2000, 4, dtype=torch.bfloat16)  # of which one number in 128 is
+    steps = drawn(Bond(max_step=math.inf), Bond().init(4), x)
+    assert (steps.sign == -1).any()
+    assert torch.isfinite(steps.size).all()
+
+
 @pytest.mark.parametrize("reduce", ["sum", "mean", "mean-abs"])
 def test_the_moments_are_adams(reduce):
     policy = Bond(reduce=reduce, betas=(0.8, 0.95))
@@ -224,10 +231,11 @@ def test_what_is_zero_or_not_finite_never_enters_the_moments(bad):
     assert torch.isfinite(new["sums"]).all()
 
 
-def test_an_input_not_seen_does_not_disturb_the_others():
-    policy = Bond(max_step=math.inf)
-    both = drawn(policy, after(policy, torch.tensor([[0.5, 1.5]])), torch.ones(1, 2))
-    one = drawn(policy, after(policy, torch.tensor([[0.5, 1.5, 0.0]])), torch.ones(1, 3))
+@pytest.mark.parametrize("bounds", ["bond", "max-v"])
+def test_an_input_not_seen_does_not_disturb_the_others(bounds):
+    policy = Bond(bounds, max_step=math.inf)
+    both = drawn(policy, after(policy, torch.tensor([[0.25, 0.75]])), torch.ones(1, 2))
+    one = drawn(policy, after(policy, torch.tensor([[0.25, 0.75, 0.0]])), torch.ones(1, 3))
     assert torch.equal(one.lower, both.lower)
     assert torch.equal(one.upper[:2], both.upper)
     assert one.size[0, 0, 2] >= B
@@ -248,6 +256,32 @@ def test_a_row_that_is_not_finite_does_not_disturb_the_others(bad):
     x = torch.ones(4, 2)
     x[1] = bad
     assert torch.isfinite(drawn(policy, after(policy, torch.ones(4, 2)), x).size).all()
+
+
+def test_the_last_gradient_and_the_root_mean_square_of_its_steps_are_remembered_for_the_error_terms():
+    policy = Bond("error-terms", reduce="mean")
+    g = torch.tensor([[1.0, 2.0], [3.0, -6.0]])
+    size = torch.tensor([[[1.0, 0.0], [1.0, 2.0]], [[7.0, 0.0], [7.0, 4.0]], [[5.0, 1.0], [5.0, 3.0]]])  # three draws
+    state = learnt(policy, policy.init(2), g, Steps(size, size, g[0], g[0]))
+    assert state["last"][0].tolist() == [2, -2]
+    assert state["last"][1].tolist() == pytest.approx([5, math.sqrt(30 / 6)])
+
+
+@pytest.mark.parametrize("size", [math.inf, math.nan])
+def test_steps_that_are_not_finite_are_not_remembered(size):
+    policy = Bond("error-terms")
+    sizes = torch.tensor([[[size, 1.0]]])
+    state = learnt(policy, policy.init(2), torch.ones(1, 2), Steps(sizes, sizes, sizes[0, 0], sizes[0, 0]))
+    assert state["last"].tolist() == [[0, 1], [0, 1]]
+    assert state["sums"][0, 0].tolist() == [0, 1]
+
+
+def test_the_parts_of_a_batch_have_one_scale():
+    policy = Bond("adam", eta=1e30)  # steps that are all too long
+    state, x = after(policy, torch.ones(2, 1)), torch.tensor([[3.0], [4.0]])
+    sums = policy.measure(x[:1]) + policy.measure(x[1:])
+    part = policy.steps(state, Batch(x[:1], torch.Generator(), 2, 0, sums), 1, B)
+    assert part.size.item() == pytest.approx(math.sqrt(12.5) * math.cbrt(3 * B))
 
 
 def test_observe_returns_a_new_state():
