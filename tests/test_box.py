@@ -258,7 +258,7 @@ def test_step_hooks_see_the_gradient_and_can_be_removed():
 def test_repr_names_the_parts():
     text = repr(BlackBox(torch.sin, 3, policy=Fixed(0.1)))
     assert "sin" in text
-    assert "Fixed(0.1)" in text
+    assert "Fixed(step=0.1)" in text
     assert "Central" in text
 
 

@@ -20,20 +20,19 @@ def column_vjp(site: Site, evaluate: Evaluate, max_rows: int, signs: Sequence[in
         max_rows: How many points may exist at one time.
         signs: (1,) for differences between x + delta and x, (1, -1) for those between x + delta and x - delta.
     """
-    x, delta = site.x, site.delta[0]  # [B, d] each
+    x, delta, groups = site.x, site.delta[0], site.groups  # [B, d] each of x and delta
     batch, d = x.shape
-    count = d if site.groups is None else site.groups.count
-    ends = [within_limits(x + delta if sign > 0 else x - delta, site.low, site.high) for sign in signs]  # [B, d] each
-    if site.groups is None and batch * d * len(signs) <= max_rows:
+    ends = [within_limits(x.add(delta, alpha=sign), site.low, site.high) for sign in signs]  # [B, d] each
+    if groups is None and batch * d * len(signs) <= max_rows:
         # One request is usual for small boxes, where every tensor operation counts.
         return _slopes(site, evaluate, ends, slice(0, batch), slice(0, d))
     g = torch.zeros_like(x)
-    for rows, which in chunks(batch, count, len(signs), max_rows, site.whole):
+    for rows, which in chunks(batch, d if groups is None else groups.count, len(signs), max_rows, site.whole):
         near = site._replace(x=x[rows], y=site.y[rows], gy=site.gy[rows])
-        if site.groups is None:
+        if groups is None:
             g[rows, which] = _slopes(near, evaluate, [end[rows, which] for end in ends], rows, which)
         else:
-            part = site.groups.subset(which, x.device)
+            part = groups.subset(which, x.device)
             slopes = _grouped_slopes(near, evaluate, [end[rows] for end in ends], rows, part)
             g[rows, part.inputs] = slopes.to(g.dtype)  # a box may answer in higher precision than x has
     return g
@@ -42,10 +41,9 @@ def column_vjp(site: Site, evaluate: Evaluate, max_rows: int, signs: Sequence[in
 def _slopes(site: Site, evaluate: Evaluate, ends: list[Tensor], rows: slice, inputs: slice) -> Tensor:
     """The slopes [b, j] along j inputs of b rows, given the values `ends` [b, j] that these inputs are moved to."""
     x = site.x  # [b, d]
-    d, j = x.shape[1], ends[0].shape[1]
     y, ok = evaluate(one_input_moved(x, inputs, torch.stack(ends, 1)), rows)  # [b, j, ends, d_out], [b, j, ends]
     change = loss_change(y, ok, site.y, site.gy)  # [b, j]
-    return change.div_(input_difference(ends, ok, x if j == d else x[:, inputs]))
+    return change.div_(input_difference(ends, ok, x if ends[0].shape == x.shape else x[:, inputs]))
 
 
 def _grouped_slopes(site: Site, evaluate: Evaluate, ends: list[Tensor], rows: slice, part: GroupSubset) -> Tensor:

@@ -23,14 +23,13 @@ def chunks(batch: int, items: int, points: int, max_rows: int, whole: bool = Fal
     Returns:
         The rows and the moves of each request.
     """
-    room = max(1, max_rows // points)
-    most = (batch, max(1, room // batch)) if whole else (max(1, room // items), room)
-    rows, parts = _even_slices(batch, min(batch, most[0])), _even_slices(items, min(items, most[1]))
-    return [(row, part) for row in rows for part in parts]
+    room = max_rows // points
+    most_rows, most_items = (batch, room // batch) if whole else (room // items, room)
+    return [(rows, part) for rows in _even_slices(batch, most_rows) for part in _even_slices(items, most_items)]
 
 
 def _even_slices(total: int, largest: int) -> list[slice]:
-    count = -(-total // largest)
+    count = -(-total // max(1, largest))
     return [slice(total * i // count, total * (i + 1) // count) for i in range(count)]
 
 

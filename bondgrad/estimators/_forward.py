@@ -30,7 +30,6 @@ class Forward(Estimator):
         if site.low is not None and site.high is not None:
             # A step that would leave the limits goes to the side with more room.
             up, down = site.high - site.x, site.x - site.low  # [B, d] each
-            size = site.delta.abs()
-            blocked = torch.where(site.delta > 0, up, down) < size
-            site = site._replace(delta=torch.where(blocked, torch.where(up >= down, size, -size), site.delta))
+            blocked = torch.where(site.delta > 0, up, down) < site.delta.abs()
+            site = site._replace(delta=torch.where(blocked, torch.copysign(site.delta, up - down), site.delta))
         return column_vjp(site, evaluate, max_rows, signs=(1,))

@@ -60,12 +60,12 @@ class Simultaneous(Estimator):
                 change = site.groups.sum_by_input(output_difference(y, None, base).mul_(gy.unsqueeze(1)))  # [b, j, d]
             else:
                 change, answered = _change_by_input(y, base, gy, site.groups)
-            c[rows, part] = change.to(c.dtype)
+            c[rows, part] = change
             s[rows, part] = input_difference(ends, answered, here)
         if self.n == 1:
             return c[:, 0] / s[:, 0]
         failed = ~torch.isfinite(c)
-        c, s = c.masked_fill(failed, 0), s.masked_fill(failed, 0)
+        c, s = (values.masked_fill(failed, 0) for values in (c, s))
         weight = s / s.abs().amax(1, keepdim=True)  # relative to the largest, so that squares do not underflow
         return (c * weight).sum(1) / (s * weight).sum(1)
 

@@ -10,22 +10,9 @@ from bondgrad.policies._gaussian import Gaussian
 from bondgrad.policies._optimal import Optimal
 from bondgrad.policies._policy import Batch, MeasuringPolicy, Observation, Policy, State, Steps
 
-__all__ = [
-    "Batch",
-    "Bond",
-    "Calibrated",
-    "Differences",
-    "Fixed",
-    "Gaussian",
-    "MeasuringPolicy",
-    "Observation",
-    "Optimal",
-    "Policy",
-    "StartingPoint",
-    "State",
-    "StepTrial",
-    "Steps",
-]
+__all__ = ["Bond", "Calibrated", "Fixed", "Gaussian", "Optimal", "Policy"]
+# For policies that users write.
+__all__ += ["Batch", "Differences", "MeasuringPolicy", "Observation", "StartingPoint", "State", "StepTrial", "Steps"]
 
 _FORMER_NAMES = {"First": StartingPoint, "Trial": StepTrial}
 

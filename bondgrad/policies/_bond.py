@@ -56,25 +56,16 @@ class Bond(Policy):
         eta: float = 1e-3,
         max_step: float | None = None,
     ) -> None:
-        if bounds not in get_args(Bounds):
-            raise ValueError(f"bounds must be one of {get_args(Bounds)}, got {bounds!r}")
-        if reduce not in get_args(Reduce):
-            raise ValueError(f"reduce must be one of {get_args(Reduce)}, got {reduce!r}")
+        for name, value, known in (("bounds", bounds, get_args(Bounds)), ("reduce", reduce, get_args(Reduce))):
+            if value not in known:
+                raise ValueError(f"{name} must be one of {known}, got {value!r}")
         if not isinstance(betas, Sequence) or len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
             raise ValueError(f"betas must be two numbers in [0, 1), got {betas}")
-        if max_step is not None and max_step != math.inf:
-            max_step = positive_float("max_step", max_step)
         self.bounds = bounds
         self.reduce = reduce
         self.betas = (float(betas[0]), float(betas[1]))
         self.eta = positive_float("eta", eta)
-        self.max_step = max_step
-
-    def __repr__(self) -> str:
-        return (
-            f"Bond(bounds={self.bounds!r}, reduce={self.reduce!r}, betas={self.betas}, eta={self.eta}, "
-            f"max_step={self.max_step})"
-        )
+        self.max_step = max_step if max_step in (None, math.inf) else positive_float("max_step", max_step)
 
     def init(self, in_features: int) -> State:
         """See `Policy.init`."""
@@ -102,7 +93,12 @@ class Bond(Policy):
             seen = magnitude > 0  # nor is anything known of an input where all that was seen cancels
             smallest = torch.where(seen, magnitude, math.inf).amin()
             largest = torch.where(seen, magnitude, 0).amax()
-        lower, upper = self._bounds(m, v, smallest, largest, state, noise)
+        lower, upper = self._bounds(magnitude, v, smallest, largest, noise)
+        if "last" in state:
+            g, step = state["last"].to(x.dtype)
+            low, high = self.error_terms(m, v, g, step, noise)
+            lower = torch.where(torch.isfinite(low), low, lower)
+            upper = torch.where(torch.isfinite(high), high, upper)
         u = batch.uniform(n)
         fraction = u.abs()
         size = torch.lerp(lower, upper, fraction)  # either may be the larger
@@ -119,39 +115,28 @@ class Bond(Policy):
         first = math.sqrt(noise)  # the first step's scale, for inputs that are all zero, or not all finite
         norm = torch.linalg.vector_norm(batch.x, dim=0) if batch.sums is None else batch.sums.sqrt()  # [d]
         best = norm.mul_(math.cbrt(3 * noise) / math.sqrt(batch.rows))
-        least, most = map(float, best.aminmax()) if device.reading_is_free(best.device) else (0.0, 0.0)
-        if not 0 < least <= most < math.inf:
+        if not _all_positive_and_below(best, math.inf):
             best = best.nan_to_num_(first, first)
             best = torch.where(best > 0, best, first)
         return torch.clamp(size, best * LEAST_STEP, best)
 
-    def _bounds(
-        self, m: Tensor, v: Tensor, smallest: Tensor, largest: Tensor, state: State, noise: float
-    ) -> tuple[Tensor, Tensor]:
-        """Lower and upper bound, [d] or one for all; without meaning for inputs not seen.
+    def _bounds(self, m: Tensor, v: Tensor, smallest: Tensor, largest: Tensor, noise: float) -> tuple[Tensor, Tensor]:
+        """The simple lower and upper bound, [d] or one for all; without meaning for inputs not seen.
 
         Args:
-            m: [d] first moment.
+            m: [d] magnitude of the first moment.
             v: [d] second moment.
-            smallest: The least |m| of an input seen.
+            smallest: The least m of an input seen.
             largest: The largest.
-            state: For what else is remembered.
             noise: b.
         """
         lower = smallest.reciprocal().mul_(noise)
         if self.bounds == "adam":
-            return lower, self.eta * m.abs() / v.sqrt()
+            return lower, self.eta * m / v.sqrt()
         if self.bounds == "max-v":
-            return lower, (m.abs() / v.nan_to_num(0).amax()).sqrt_().mul_(largest)
-        upper = (m / v).abs_().sqrt_().mul_(largest)
-        if self.bounds == "sqrt6":
-            return noise / m.abs(), math.sqrt(6) * upper
-        if self.bounds == "error-terms":
-            g, step = state["last"].to(m.dtype)
-            low, high = self.error_terms(m, v, g, step, noise)
-            lower = torch.where(torch.isfinite(low), low, lower)
-            upper = torch.where(torch.isfinite(high), high, upper)
-        return lower, upper
+            v = v.nan_to_num(0).amax()
+        upper = (m / v).sqrt_().mul_(largest)
+        return (noise / m, math.sqrt(6) * upper) if self.bounds == "sqrt6" else (lower, upper)
 
     def error_terms(self, m: Tensor, v: Tensor, g: Tensor, step: Tensor, noise: float) -> tuple[Tensor, Tensor]:
         """Lower and upper bound [d] with all error terms of the derivation; not finite where they have no solution.
@@ -167,8 +152,7 @@ class Bond(Policy):
         crossing = (6 * noise / v).pow(1 / 3)  # the step at which truncation and noise weigh the same
         below = g.abs() - error - v / 6 * crossing.square()
         above = g.abs() - error - noise / crossing
-        lower = torch.where(below > 0, noise / below, math.nan)
-        return lower, torch.where(above > 0, (6 / v * above).sqrt(), math.nan)
+        return noise / below.clamp_min(0), (6 / v * above).sqrt()
 
     def summarize(self, state: State, seen: Observation) -> Tensor:
         """See `Policy.summarize`: [d] of gradients, or [2, d] with the squares of the steps."""
@@ -184,18 +168,23 @@ class Bond(Policy):
         reduced = (total if self.reduce == "sum" else total / rows).float()
         square = reduced.square()
         decay, one = _constants(self.betas, reduced.shape[0], reduced.device)
-        sums = torch.addcmul(torch.stack((reduced, square, one, one)).view(2, 2, -1), state["sums"], decay)
-        new = {"sums": sums}
+        new = {"sums": torch.addcmul(torch.stack((reduced, square, one, one)).view(2, 2, -1), state["sums"], decay)}
         if "last" in state:
             new["last"] = torch.stack((reduced, (summary[1] / rows).sqrt().float()))
-        elif device.reading_is_free(reduced.device):  # and nearly always spares the rest
-            least, most = map(float, square.aminmax())
-            if least > 0 and most < LARGEST_SQUARE:
-                return new
+        elif _all_positive_and_below(square, LARGEST_SQUARE):
+            return new
         valid = (square > 0) & (square < LARGEST_SQUARE)  # false for NaN
         if "last" in state:
             valid &= torch.isfinite(new["last"][1])
         return {name: torch.where(valid, value, state[name]) for name, value in new.items()}
+
+
+def _all_positive_and_below(values: Tensor, limit: float) -> bool:
+    """Whether it is known without waiting for the device that all are, which nearly always spares further work."""
+    if not device.reading_is_free(values.device):
+        return False
+    least, most = map(float, values.aminmax())
+    return least > 0 and most < limit  # False for NaN
 
 
 @functools.cache

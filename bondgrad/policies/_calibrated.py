@@ -22,8 +22,7 @@ class CalibrationSettings:
     rounds: tuple[int, ...] = (1, 1, 2, 2, 3, 4, 6, 8)  # trials before steps change: few at first, then more
     signal: float = 3.0  # standard deviations by which slopes must exceed noise to say anything
     finest: float = 1e-10  # of the slopes' square: less noise is worth no longer step, less bending no shorter one
-    bending_doubt: float = 2.0  # times the noise that bending must exceed: of rounded outputs, noise falls more slowly
-    stretch_doubt: float = 2.0  # times the noise that slopes must exceed before they are believed to be stretched
+    doubt: float = 2.0  # times the noise that bending and slopes must exceed: of rounded outputs it falls more slowly
     one_sided_noise: float = 4.0  # times the usual variance, where one of the two ends failed
     most_stretched: float = 0.25  # relative growth of all slopes of an input that is accepted
     most_shrunk: float = 0.1  # relative decrease of them that is accepted; a box that saturates shows too little of it
@@ -43,7 +42,20 @@ class CalibrationSettings:
 
 SETTINGS = CalibrationSettings()
 FACTORS = torch.logspace(-2, 1, 25, base=2, dtype=torch.float32, device="cpu")[:, None]  # [25, 1] for one change
-SUMS = 6  # fields of `TrialSums`
+
+
+class TrialSums(NamedTuple):
+    """Sums over the rows of trials, [d] each."""
+
+    rows: Tensor  # how many
+    product: Tensor  # D(h)·D(2h)
+    square: Tensor  # D(2h)²
+    residual: Tensor  # the square of the part of D(h) that D(2h) does not predict
+    sound: Tensor  # how many rows had all their evaluations
+    noise: Tensor  # the variance of D(h) at those
+
+
+SUMS = len(TrialSums._fields)
 
 
 class Calibrated(MeasuringPolicy):
@@ -79,9 +91,6 @@ class Calibrated(MeasuringPolicy):
     share = 0.04
     start_slopes = most_slopes()
 
-    def __repr__(self) -> str:
-        return "Calibrated()"
-
     def init(self, in_features: int) -> State:
         """See `Policy.init`."""
         zeros = torch.zeros(in_features, dtype=torch.float32)
@@ -110,10 +119,9 @@ class Calibrated(MeasuringPolicy):
 
     def steps(self, state: State, batch: Batch, n: int, noise: float) -> Steps:
         """See `Policy.steps`."""
-        h = state["step"].to(batch.x.dtype)
-        size = h
+        h = size = state["step"].to(batch.x.dtype)
         if batch.rows >= SETTINGS.spread_rows:
-            size = h * _shrinking(state, Spread.of(batch.x, batch.sums, batch.rows).reach).to(h.dtype)
+            size = h * _shrinking(state, Spread.of(batch.x, batch.sums, batch.rows).reach, batch.rows).to(h.dtype)
         return Steps(size.expand(n, *batch.x.shape), batch.uniform(n), h, h)
 
     def standard_error(self, state: State, size: Tensor) -> Tensor:
@@ -127,16 +135,13 @@ class Calibrated(MeasuringPolicy):
         The last five rows tell other processes where this one stands: the spread and its weight, if there was a trial,
         step and unit and their weight, if there is a step.
         """
-        (rows, d), steps, trial = seen.g.shape, seen.steps, seen.trial
-        summary = torch.zeros(SUMS + 5, d, dtype=torch.float32, device=seen.g.device)
+        step, trial = seen.steps.lower, seen.trial
+        one = torch.ones_like(step)
+        start = torch.where(step > 0, torch.stack((step.log(), state["unit"].log().expand_as(step), one)), 0)
+        sums, spread = start.new_zeros(SUMS, len(step)), start.new_zeros(2, len(step))
         if trial is not None:
-            summary[:SUMS] = _sums(state, trial)
-            summary[SUMS : SUMS + 2] = torch.stack((trial.spread, torch.ones_like(trial.spread)))
-        known = steps.lower > 0
-        here = torch.stack((steps.lower.log(), state["unit"].log().expand(d), torch.ones_like(steps.lower)))
-        summary[SUMS + 2 :] = torch.where(known, here, 0)
-        summary[SUMS:] *= rows
-        return summary
+            sums, spread = _sums(state, trial), torch.stack((trial.spread, one))
+        return torch.cat((sums.float(), torch.cat((spread, start)).float() * len(seen.g)))
 
     def observe(self, state: State, summary: Tensor, rows: int, differences: Differences) -> State:
         """See `Policy.observe`."""
@@ -149,9 +154,7 @@ class Calibrated(MeasuringPolicy):
         spread = spread / tried
         if _is_another_box(state, summary):
             return {name: value.to(spread.device) for name, value in self.init(len(spread)).items()}
-        shrinking = (
-            _shrinking(state, spread) if rows >= SETTINGS.spread_rows else torch.ones_like(spread)
-        )  # as `steps` had it
+        shrinking = _shrinking(state, spread, rows)  # as `steps` had it
         new = (shrinking < 1) | (state["spread"] == 0)
         state = state | {
             "step": state["step"] * shrinking,
@@ -160,17 +163,13 @@ class Calibrated(MeasuringPolicy):
         }
         a_trial = min(SETTINGS.trial_rows, SETTINGS.small_trials * float(summary[0].amax()))
         wanted = a_trial * SETTINGS.rounds[min(int(state["round"]), len(SETTINGS.rounds) - 1)]
-        if float(state["sums"][0].amax()) < wanted:
-            return state
-        return _changed_steps(state, differences) | {
-            "sums": torch.zeros_like(state["sums"]),
-            "round": state["round"] + 1,
-        }
+        return state if float(state["sums"][0].amax()) < wanted else _next_round(state, differences)
 
 
-def _shrinking(state: State, spread: Tensor) -> Tensor:
+def _shrinking(state: State, spread: Tensor, rows: int) -> Tensor:
     """By what steps are to be multiplied, [d], where inputs vary much less than at the last trial; else 1."""
-    return (SETTINGS.shrunk_spread * spread / state["spread"]).clamp(max=1)
+    allowed = SETTINGS.shrunk_spread if rows >= SETTINGS.spread_rows else math.inf
+    return (allowed * spread / state["spread"]).clamp(max=1)
 
 
 def _is_another_box(state: State, summary: Tensor) -> bool:
@@ -182,17 +181,6 @@ def _is_another_box(state: State, summary: Tensor) -> bool:
     return bool(lost & (sums.rows.amax() >= SETTINGS.lost_rows) & (state["round"] > 0))
 
 
-class TrialSums(NamedTuple):
-    """Sums over the rows of trials, [d] each."""
-
-    rows: Tensor  # how many
-    product: Tensor  # D(h)·D(2h)
-    square: Tensor  # D(2h)²
-    residual: Tensor  # the square of the part of D(h) that D(2h) does not predict
-    sound: Tensor  # how many rows had all their evaluations
-    noise: Tensor  # the variance of D(h) at those
-
-
 def _sums(state: State, trial: StepTrial) -> Tensor:
     """The `TrialSums` of a trial, [SUMS, d]."""
     slopes = trial.slopes / state["unit"]
@@ -202,55 +190,51 @@ def _sums(state: State, trial: StepTrial) -> Tensor:
     sound = known & trial.sound
     noise = torch.where(sound, trial._replace(slopes=slopes).noise(), 0)
     sums = torch.stack((known, one * two, two.square(), torch.zeros_like(one), sound, noise)).sum(1).float()
-    total = TrialSums(*(state["sums"] + sums))
-    ratio = _ratio(total, state["noise"] / state["step"].square(), trial.differences)
+    variance = state["noise"] / state["step"].square()
+    ratio = _ratio(*_products(TrialSums(*(state["sums"] + sums)), variance, trial.differences), variance)
     sums[3] = (one - ratio.to(one.dtype) * two).square().sum(0)
     return sums
 
 
-def _ratio(sums: TrialSums, noise: Tensor, differences: Differences) -> Tensor:
-    """Of D(h) to D(2h), [d], from sums over rows and the variance of the noise in D(h)."""
-    covariance, rows = noise_covariance(differences).to(sums.rows), sums.rows.clamp_min(1)
-    product = sums.product / rows - noise * covariance[1, 2]
-    square = (sums.square / rows - noise * covariance[2, 2]).clamp_min(0)
-    # Where there is more noise than slope nothing is known of their ratio, and it is one.
-    product, square = product + SETTINGS.stretch_doubt * noise, square + SETTINGS.stretch_doubt * noise
+def _products(sums: TrialSums, variance: Tensor, differences: Differences) -> tuple[Tensor, Tensor]:
+    """Means over rows of D(h)·D(2h) and of D(2h)², [d] each, without what noise of that variance in D(h) adds."""
+    rows, (common, far) = sums.rows.clamp_min(1), map(float, noise_covariance(differences)[1:, 2])
+    return sums.product / rows - variance * common, (sums.square / rows - variance * far).clamp_min(0)
+
+
+def _ratio(product: Tensor, square: Tensor, variance: Tensor) -> Tensor:
+    """Of D(h) to D(2h), [d], from their products; one where slopes are less than the noise of that variance."""
+    product, square = product + SETTINGS.doubt * variance, square + SETTINGS.doubt * variance
     return torch.where(square > 0, product / square, 1).clamp(0.25, 4)
 
 
-def _changed_steps(state: State, differences: Differences) -> State:
+def _next_round(state: State, differences: Differences) -> State:
     """Longer or shorter steps, after a round of trials."""
     h, spread, sums = state["step"], state["spread"], TrialSums(*state["sums"])
-    rows, covariance = sums.rows.clamp_min(1), noise_covariance(differences).to(h)
     noise = _noise(state, sums)
     variance = noise / h.square()  # [d] of D(h)
-    signal = sums.product / rows - variance * covariance[1, 2] > SETTINGS.signal * variance / 2 / rows.sqrt()
-    ratio = _ratio(sums, variance, differences)
+    product, square = _products(sums, variance, differences)
+    ratio = _ratio(product, square, variance)
     stretch = (1 / ratio - 1) / (2**differences.order - 1)  # [d] of all slopes, at h
     bending = _bending(sums, variance, ratio, differences)
-    size = (sums.square / rows - variance / 4).clamp_min(0)  # [d] of slopes, squared
-    relative = h * _best_factor(variance, bending, stretch, size, differences.order) / spread
+    relative = h * _best_factor(variance, bending, stretch, square, differences.order) / spread
 
-    farthest, typical = spread.new_tensor(SETTINGS.farthest), spread.new_ones(())
-    if bool(signal.any()):
-        typical = relative[signal].median()
-        calm = (stretch.abs() < SETTINGS.calm_stretch) & (sums.sound > SETTINGS.calm_sound * rows)
-        if bool(calm[signal].float().mean() > 0.5):  # most inputs may go farther than they vary
-            most = SETTINGS.farthest_when_calm / SETTINGS.farthest
-            farthest = farthest * (h / spread)[signal].median().clamp(1, most)
+    signal = product > SETTINGS.signal * variance / 2 / sums.rows.sqrt()
+    calm = (stretch.abs() < SETTINGS.calm_stretch) & (sums.sound > SETTINGS.calm_sound * sums.rows)
+    farther = (SETTINGS.farthest * (h / spread)[signal].median()).clamp(SETTINGS.farthest, SETTINGS.farthest_when_calm)
+    farthest = torch.where(calm[signal].float().mean() > 0.5, farther, SETTINGS.farthest)  # False without a signal
+    typical = relative[signal].median().nan_to_num(1.0)  # NaN without a signal
     relative = torch.where(signal, relative, (relative * typical).sqrt())
-    return state | {"step": torch.minimum(relative, farthest) * spread, "noise": noise}
+    step, nothing = torch.minimum(relative, farthest) * spread, torch.zeros_like(state["sums"])
+    return state | {"step": step, "noise": noise, "sums": nothing, "round": state["round"] + 1}
 
 
 def _noise(state: State, sums: TrialSums) -> Tensor:
     """h² times the variance of the slopes. All inputs have the same, since they are seen through the same outputs."""
-    sound = sums.sound > 0
-    if not bool(sound.any()):
-        return state["noise"]
-    # The median, since an input whose noise looks different bends in some other way.
-    measured = (sums.noise / sums.sound * state["step"].square())[sound].median()
-    alike = 1 / SETTINGS.changed_noise < float(measured / state["noise"]) < SETTINGS.changed_noise
-    return torch.lerp(measured, state["noise"], SETTINGS.past_weight if alike else 0.0)
+    # The median, since an input whose noise looks different bends in some other way. NaN: no row had all its answers.
+    measured, before = (sums.noise / sums.sound * state["step"].square()).nanmedian(), state["noise"]
+    alike = 1 / SETTINGS.changed_noise < float(measured / before) < SETTINGS.changed_noise
+    return torch.where(measured.isnan(), before, torch.lerp(measured, before, SETTINGS.past_weight * alike))
 
 
 def _bending(sums: TrialSums, variance: Tensor, ratio: Tensor, differences: Differences) -> Tensor:
@@ -259,14 +243,13 @@ def _bending(sums: TrialSums, variance: Tensor, ratio: Tensor, differences: Diff
     What is left of D(h) - ratio·D(2h) is bending, and noise of known size. At the best step noise is `order` times the
     bending, so that the noise is counted twice where it is taken off, without consequences there.
     """
-    order, doubt, rows = differences.order, SETTINGS.bending_doubt, sums.rows.clamp_min(1)
-    covariance = noise_covariance(differences).to(ratio)
-    uncertain = variance * (1 - 2 * ratio * covariance[1, 2] + ratio.square() * covariance[2, 2])
+    order, rows = differences.order, sums.rows.clamp_min(1)
+    common, far = map(float, noise_covariance(differences)[1:, 2])
+    uncertain = variance * (1 - 2 * ratio * common + ratio.square() * far)
     uncertain = uncertain * (SETTINGS.one_sided_noise - (SETTINGS.one_sided_noise - 1) * sums.sound / rows)
-    at_best = order * (1 - 2 * covariance[1, 2] + covariance[2, 2])
-    rest = (sums.residual / rows - doubt * uncertain).clamp_min(0)
-    bending: Tensor = rest / ((2**order - 1) ** 2 - (doubt - 1) * at_best)
-    return bending
+    at_best = order * (1 - 2 * common + far)
+    rest = (sums.residual / rows - SETTINGS.doubt * uncertain).clamp_min(0)
+    return rest / ((2.0**order - 1) ** 2 - (SETTINGS.doubt - 1) * at_best)
 
 
 def _best_factor(variance: Tensor, bending: Tensor, stretch: Tensor, size: Tensor, order: int) -> Tensor:
@@ -283,8 +266,7 @@ def _best_factor(variance: Tensor, bending: Tensor, stretch: Tensor, size: Tenso
     floor = SETTINGS.finest * size
     stretched = stretch * factors**order
     error = (variance + floor) / factors.square() + bending * factors ** (2 * order)
-    error = (error + (SETTINGS.stretch_harm * stretched).square() * size) / (1 + stretched).clamp_min(0.05).square()
+    error = (error + (SETTINGS.stretch_harm * stretched).square() * size) / (1 + stretched).square()
     accepted = (stretched <= SETTINGS.most_stretched) & (stretched >= -SETTINGS.most_shrunk)
-    error = torch.where(accepted, error, math.inf)
-    factor = torch.where(torch.isfinite(error).any(0), factors[error.argmin(0), 0], factors[0])
+    factor = factors[torch.where(accepted, error, math.inf).argmin(0), 0]  # the least, where none is accepted
     return torch.where(variance < floor, factor.clamp(max=1), factor)

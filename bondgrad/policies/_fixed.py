@@ -14,9 +14,6 @@ class Fixed(Policy):
     def __init__(self, step: float) -> None:
         self.step = positive_float("step", step)
 
-    def __repr__(self) -> str:
-        return f"Fixed({self.step})"
-
     def steps(self, state: State, batch: Batch, n: int, noise: float) -> Steps:
         """See `Policy.steps`."""
         return constant_steps(self.step, batch, n)

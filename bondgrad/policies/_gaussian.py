@@ -18,9 +18,6 @@ class Gaussian(Policy):
     def __init__(self, sigma: float) -> None:
         self.sigma = positive_float("sigma", sigma)
 
-    def __repr__(self) -> str:
-        return f"Gaussian({self.sigma})"
-
     def steps(self, state: State, batch: Batch, n: int, noise: float) -> Steps:
         """See `Policy.steps`. The bounds reported are the distribution's, zero and infinity."""
         z = batch.normal(n, self.sigma)

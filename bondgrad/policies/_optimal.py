@@ -21,9 +21,6 @@ class Optimal(Policy):
         self.noise = positive_float("noise", noise)
         self.third_derivative = positive_float("third_derivative", third_derivative)
 
-    def __repr__(self) -> str:
-        return f"Optimal({self.noise}, {self.third_derivative})"
-
     def steps(self, state: State, batch: Batch, n: int, noise: float) -> Steps:
         """See `Policy.steps`."""
         return constant_steps(math.cbrt(3 * self.noise / self.third_derivative), batch, n)

@@ -74,6 +74,9 @@ class Policy(ABC):
 
     least_ulps = 4.0  # units of the rounding of x that `BlackBox` adds to every step, lest it vanishes in them
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
+
     def init(self, in_features: int) -> State:
         """State before the first step: float32 tensors of fixed shape. Empty for a policy without memory."""
         return {}

@@ -158,6 +158,7 @@ def test_what_a_policy_is_told():
         Differences(4, False, 1),
     ]
     assert repr(Central(normalize_rows=True)) == "Central(normalize_rows=True)"
+    assert repr(Forward()) == "Forward(normalize_rows=False)"
     assert repr(Simultaneous(3)) == "Simultaneous(n=3, normalize_rows=False)"
 
 
@@ -190,6 +191,17 @@ def test_chunks_change_nothing_but_the_size_of_requests(estimator, name, max_row
     assert len(whole.requests) == (2 if isinstance(estimator, Richardson) else 1)
     assert all(points.shape[:-1].numel() <= max(max_rows, points.shape[-2]) for points, _ in parts.requests)
     assert all(len(points) == rows.stop - rows.start for points, rows in parts.requests)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "sizes"), [(Central(), [12] * 3), (Forward(), [9] * 2), (Simultaneous(3), [12] * 3)], ids=repr
+)
+def test_requests_have_as_many_rows_as_fit(estimator, sizes):
+    """Of six rows with 6, 3 and 6 points in requests of at most 12 there are 2, 4 and 2; in equal parts 2, 3 and 2."""
+    box = Waves(3, 7)
+    asked = Asked(box)
+    estimator.vjp(site_of(box, estimator, batch=6), asked, 12)
+    assert [points.shape[:-1].numel() for points, _ in asked.requests] == sizes
 
 
 @each_estimator
@@ -256,6 +268,27 @@ def test_one_end_alone_says_nothing_without_the_row_itself(groups):
     assert torch.allclose(g, without, rtol=1e-9)
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_failure_in_one_module_costs_the_others_nothing(n):
+    """y = (x₀², 10 x₁) at (1, 1), along (1, 1), where the first output fails above or at both ends."""
+    x, delta = torch.ones(1, 2), torch.full((n, 1, 2), 0.5)
+    site = Site(x, torch.tensor([[1.0, 10.0]]), torch.ones(1, 2), delta, None, None, groups_of(torch.eye(2).bool()))
+
+    def g(fails):
+        def module(x):
+            return torch.stack((x[:, 0].square(), 10 * x[:, 1]), 1)
+
+        first = torch.tensor([True, False])
+        return Simultaneous(n).vjp(site, Asked(module, lambda p: fails(p) & first), EVERYTHING)[0].tolist()
+
+    assert g(lambda p: p > 99) == [2.0, 10.0]
+    assert g(lambda p: p > 1) == [1.5, 10.0]  # (1 - 0.25) / 0.5
+    assert g(lambda p: p < 1) == [2.5, 10.0]  # (2.25 - 1) / 0.5
+    lost = g(lambda p: p > 0)
+    assert not math.isfinite(lost[0])
+    assert lost[1] == 10
+
+
 def test_directions_are_weighted_by_their_steps():
     """y = x₀ + 10 x₁, along (1, 1) and (3, -1)."""
     delta = torch.tensor([[[1.0, 1.0]], [[3.0, -1.0]]])
@@ -271,14 +304,14 @@ def test_squares_of_tiny_steps_do_not_underflow():
 
 
 def test_forward_steps_go_where_there_is_room():
-    """y = x² in [0, 1], by steps of 0.25: blocked above, blocked below, not blocked, more than both sides allow."""
-    x = torch.tensor([[0.875, 0.125, 0.5, 0.75]])
+    """y = x² in [1, 2], by steps of 0.25: blocked above, blocked below, not blocked, more than both sides allow."""
+    x = torch.tensor([[1.875, 1.125, 1.5, 1.75]])
     delta = torch.tensor([[[0.25, -0.25, 0.25, 1.0]]])
-    limits = torch.zeros(4), torch.ones(4)
+    limits = torch.ones(4), torch.full((4,), 2.0)
     site = Site(x, x.square(), torch.ones(1, 4), delta, *limits)
     asked = Asked(torch.square)
     g = Forward().vjp(site, asked, EVERYTHING)
-    ends = torch.tensor([[0.625, 0.375, 0.75, 0.0]])
+    ends = torch.tensor([[1.625, 1.375, 1.75, 1.0]])
     assert torch.equal(asked.points.diagonal()[None], ends)
     assert torch.equal(g, (ends.square() - x.square()) / (ends - x))
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bondgrad import policies
-from bondgrad.policies import Batch, Bond, Differences, Fixed, Gaussian, Observation, Optimal
+from bondgrad.policies import Batch, Bond, Differences, Fixed, Gaussian, Observation, Optimal, Steps
 
 B = 1.19e-7
 
@@ -44,6 +44,57 @@ def test_gaussian_has_the_given_deviation():
     assert math.isclose(z.std(), 0.2, rel_tol=0.02)
 
 
+def test_gaussian_steps_have_no_bounds():
+    steps = drawn(Gaussian(0.2), {}, torch.zeros(1, 3))
+    assert steps.lower.tolist() == [0, 0, 0]
+    assert steps.upper.tolist() == [math.inf] * 3
+
+
+def test_the_step_of_optimal_in_numbers():
+    assert float(drawn(Optimal(9e-6, 1e3), {}, torch.zeros(1, 1)).size) == pytest.approx(3e-3)
+
+
+def test_a_process_draws_the_numbers_of_all_and_uses_its_own():
+    x = torch.zeros(5, 3)
+
+    def numbers(draw, rows, first):
+        return draw(Batch(x[rows], torch.Generator().manual_seed(0), 5, first))
+
+    for draw in (lambda batch: batch.uniform(2), lambda batch: batch.normal(2, 0.5)):
+        whole, ours = numbers(draw, slice(5), 0), numbers(draw, slice(1, 3), 1)
+        assert torch.equal(ours, whole[:, 1:3])
+    uniform = Batch(torch.zeros(1000, 3), torch.Generator().manual_seed(0), 1000).uniform(1)
+    assert uniform.min() < -0.99
+    assert uniform.max() > 0.99
+    assert uniform.abs().max() <= 1
+
+
+def test_a_policy_shows_its_settings():
+    assert repr(Bond()) == "Bond(bounds='bond', reduce='mean-abs', betas=(0.9, 0.999), eta=0.001, max_step=None)"
+    assert repr(Optimal(1e-6, 2)) == "Optimal(noise=1e-06, third_derivative=2.0)"
+
+
+@pytest.mark.parametrize("betas", [(0.9, 1), (-0.1, 0.9), (0.9,), (0.9, 0.9, 0.9), 0.9])
+def test_decays_are_two_numbers_from_zero_to_less_than_one(betas):
+    with pytest.raises(ValueError, match=r"betas must be two numbers in \[0, 1\)"):
+        Bond(betas=betas)
+    assert Bond(betas=[0, 0.5]).betas == (0.0, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"bounds": "adagrad"}, "bounds must be one of .*'max-v'"),
+        ({"reduce": "median"}, "reduce must be one of .*'mean-abs'"),
+        ({"max_step": 0}, "max_step must be"),
+        ({"max_step": -math.inf}, "max_step must be"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(settings, said):
+    with pytest.raises(ValueError, match=said):
+        Bond(**settings)
+
+
 def test_optimal_balances_truncation_and_noise():
     noise, third = 1e-6, 5.0
     step = float(drawn(Optimal(noise, third), {}, torch.zeros(1, 1)).size)
@@ -66,6 +117,13 @@ def test_the_first_step_is_normal_and_at_least_the_noise():
     # A normal distribution: 68.3 % within one deviation, 99.7 % within three.
     assert math.isclose((z.abs() < math.sqrt(B)).float().mean(), 0.683, abs_tol=0.01)
     assert math.isclose((z.abs() < 3 * math.sqrt(B)).float().mean(), 0.9973, abs_tol=0.002)
+
+
+def test_the_first_step_is_finite_even_if_the_random_number_is_one():
+    x = torch.ones(2000, 4, dtype=torch.bfloat16)  # of which one number in 128 is
+    steps = drawn(Bond(max_step=math.inf), Bond().init(4), x)
+    assert (steps.sign == -1).any()
+    assert torch.isfinite(steps.size).all()
 
 
 @pytest.mark.parametrize("reduce", ["sum", "mean", "mean-abs"])
@@ -173,20 +231,57 @@ def test_what_is_zero_or_not_finite_never_enters_the_moments(bad):
     assert torch.isfinite(new["sums"]).all()
 
 
-def test_an_input_not_seen_does_not_disturb_the_others():
-    policy = Bond(max_step=math.inf)
-    both = drawn(policy, after(policy, torch.tensor([[0.5, 1.5]])), torch.ones(1, 2))
-    one = drawn(policy, after(policy, torch.tensor([[0.5, 1.5, 0.0]])), torch.ones(1, 3))
+@pytest.mark.parametrize("bounds", ["bond", "max-v"])
+def test_an_input_not_seen_does_not_disturb_the_others(bounds):
+    policy = Bond(bounds, max_step=math.inf)
+    both = drawn(policy, after(policy, torch.tensor([[0.25, 0.75]])), torch.ones(1, 2))
+    one = drawn(policy, after(policy, torch.tensor([[0.25, 0.75, 0.0]])), torch.ones(1, 3))
     assert torch.equal(one.lower, both.lower)
     assert torch.equal(one.upper[:2], both.upper)
     assert one.size[0, 0, 2] >= B
 
 
-def test_a_row_of_nan_in_x_does_not_disturb_the_others():
+def test_an_input_whose_gradients_cancel_counts_as_not_seen():
+    policy = Bond(reduce="mean", max_step=math.inf)
+    state = after(policy, torch.tensor([[1.0, 1.0]]), torch.tensor([[-0.9, 1.0]]))
+    assert state["sums"][0, 0, 0] == 0  # as 0.9 · 1 - 0.9
+    steps = drawn(policy, state, torch.ones(1, 2))
+    assert float(steps.lower) == pytest.approx(B)
+    assert steps.size[0, 0, 0] < 10 * math.sqrt(B)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_row_that_is_not_finite_does_not_disturb_the_others(bad):
     policy = Bond()
     x = torch.ones(4, 2)
-    x[1] = math.nan
+    x[1] = bad
     assert torch.isfinite(drawn(policy, after(policy, torch.ones(4, 2)), x).size).all()
+
+
+def test_the_last_gradient_and_the_root_mean_square_of_its_steps_are_remembered_for_the_error_terms():
+    policy = Bond("error-terms", reduce="mean")
+    g = torch.tensor([[1.0, 2.0], [3.0, -6.0]])
+    size = torch.tensor([[[1.0, 0.0], [1.0, 2.0]], [[7.0, 0.0], [7.0, 4.0]], [[5.0, 1.0], [5.0, 3.0]]])  # three draws
+    state = learnt(policy, policy.init(2), g, Steps(size, size, g[0], g[0]))
+    assert state["last"][0].tolist() == [2, -2]
+    assert state["last"][1].tolist() == pytest.approx([5, math.sqrt(30 / 6)])
+
+
+@pytest.mark.parametrize("size", [math.inf, math.nan])
+def test_steps_that_are_not_finite_are_not_remembered(size):
+    policy = Bond("error-terms")
+    sizes = torch.tensor([[[size, 1.0]]])
+    state = learnt(policy, policy.init(2), torch.ones(1, 2), Steps(sizes, sizes, sizes[0, 0], sizes[0, 0]))
+    assert state["last"].tolist() == [[0, 1], [0, 1]]
+    assert state["sums"][0, 0].tolist() == [0, 1]
+
+
+def test_the_parts_of_a_batch_have_one_scale():
+    policy = Bond("adam", eta=1e30)  # steps that are all too long
+    state, x = after(policy, torch.ones(2, 1)), torch.tensor([[3.0], [4.0]])
+    sums = policy.measure(x[:1]) + policy.measure(x[1:])
+    part = policy.steps(state, Batch(x[:1], torch.Generator(), 2, 0, sums), 1, B)
+    assert part.size.item() == pytest.approx(math.sqrt(12.5) * math.cbrt(3 * B))
 
 
 def test_observe_returns_a_new_state():

@@ -1,0 +1,247 @@
+"""What `Calibrated` makes of trials, seen from outside: what it remembers, when steps change, when all begins anew."""
+
+import math
+
+import pytest
+import torch
+
+from bondgrad.measuring._spread import Spread
+from bondgrad.policies import Calibrated, Differences, Observation, StartingPoint, Steps, StepTrial
+
+POLICY, CENTRAL = Calibrated(), Differences()
+
+
+def state_of(d=1, step=0.5, **values):
+    """Steps and a spread of one, and what else is given."""
+    given = {"step": [step] * d, "spread": [1.0] * d} | values
+    return POLICY.init(d) | {name: torch.as_tensor(value, dtype=torch.float32) for name, value in given.items()}
+
+
+def observation(state, slopes, rows=None, spread=1.0, sound=True):
+    """A trial in which D(h/2), D(h), D(2h) were these slopes [3, r, d], in a batch of so many rows."""
+    slopes = torch.as_tensor(slopes, dtype=torch.float64)
+    _, r, d = slopes.shape
+    step, g = state["step"].double(), torch.zeros(r if rows is None else rows, d, dtype=torch.float64)
+    spreads, sound = torch.full((d,), spread, dtype=torch.float64), torch.as_tensor(sound).expand(r, d)
+    trial = StepTrial(CENTRAL, spreads, step.expand(r, d), slopes, sound, torch.zeros(r, 1))
+    return Observation(g, g, Steps(step, step, step, step), CENTRAL, trial)
+
+
+def after(state, slopes, rows=None, **trial):
+    seen = observation(state, slopes, rows, **trial)
+    return POLICY.observe(state, POLICY.summarize(state, seen), len(seen.g), CENTRAL)
+
+
+def alike(r=16, d=1, slope=1.0, odd=0.0):
+    """Slopes that are all the same, but for those over half the step."""
+    slopes = torch.full((3, r, d), slope, dtype=torch.float64)
+    slopes[0] += torch.as_tensor(odd)
+    return slopes
+
+
+def noise_of(odd):
+    """The variance in D(h) that half-step slopes off by so much are taken for: D(h/2) - 5/4 D(h) + 1/4 D(2h) = odd."""
+    return odd**2 / (4 + 25 / 16 + 1 / 16 / 4)
+
+
+# ---- one trial
+
+
+SLOPES = [[[6.0], [2.0]], [[4.0], [2.0]], [[2.0], [2.0]]]  # in units of two: half (3, 1), once (2, 1), twice (1, 1)
+
+
+def sums_of(state, **trial):
+    return POLICY.summarize(state, observation(state, SLOPES, **trial))[:6, 0].tolist()
+
+
+def test_sums_of_a_trial():
+    # Of D(h) = r D(2h), with r = 3/2 fitted over rows, 1/2 is left at both; D(h/2) is off by 3/4 at the first alone.
+    assert sums_of(state_of(unit=2.0)) == pytest.approx([2, 3, 2, 0.5, 2, noise_of(0.75)])
+
+
+def test_what_d_of_2h_does_not_predict_is_judged_by_the_whole_round():
+    before = torch.tensor([[2.0], [1.0], [2.0], [9.0], [9.0], [9.0]])  # with which r is (1 + 3) / (2 + 2)
+    assert sums_of(state_of(unit=2.0, sums=before)) == pytest.approx([2, 3, 2, 1, 2, noise_of(0.75)])
+
+
+def test_and_without_the_noise_that_is_known():
+    ratio = (3 / 2 + 2 * 0.2) / (2 / 2 - 0.2 / 4 + 2 * 0.2)
+    left = (2 - ratio) ** 2 + (1 - ratio) ** 2
+    found = sums_of(state_of(unit=2.0, noise=0.2 * 0.5**2))
+    assert found == pytest.approx([2, 3, 2, left, 2, noise_of(0.75)])
+
+
+def test_a_trial_of_one_row():
+    state = state_of(noise=0.2 * 0.5**2)
+    ratio = (6 + 2 * 0.2) / (4 - 0.2 / 4 + 2 * 0.2)
+    found = POLICY.summarize(state, observation(state, [[[5.0]], [[3.0]], [[2.0]]]))[:6, 0]
+    assert found.tolist() == pytest.approx([1, 6, 4, (3 - 2 * ratio) ** 2, 1, noise_of(1.75)], rel=1e-4)
+
+
+def test_rows_with_failures_say_nothing_of_the_noise():
+    sound = [[False], [True]]
+    assert sums_of(state_of(unit=2.0), sound=sound) == pytest.approx([2, 3, 2, 0.5, 1, 0])
+
+
+def test_rows_without_all_slopes_say_nothing():
+    state = state_of(unit=2.0)
+    slopes = torch.tensor(SLOPES)
+    slopes[0, 0] = math.nan
+    found = POLICY.summarize(state, observation(state, slopes))[:6, 0]
+    assert found.tolist() == pytest.approx([1, 1, 1, 0, 1, 0])
+
+
+# ---- several processes
+
+
+def test_processes_that_started_by_themselves_go_on_with_the_mean_of_their_steps():
+    """Three rows with steps 0.1 and one row with 0.4, in one and four units; their geometric means."""
+    summary = torch.zeros(11, 1)
+    for rows, step, unit in ((3, 0.1, 1.0), (1, 0.4, 4.0)):
+        state = state_of(step=step, unit=unit)
+        g, h = torch.zeros(rows, 1), state["step"]
+        summary += POLICY.summarize(state, Observation(g, g, Steps(h, h, h, h), CENTRAL))
+    joint = POLICY.observe(POLICY.init(1), summary, 4, CENTRAL)
+    assert float(joint["step"]) == pytest.approx((0.1**3 * 0.4) ** 0.25)
+    assert float(joint["unit"]) == pytest.approx(4**0.25)
+    assert not joint["spread"].any()
+    assert not joint["sums"].any()
+    later = POLICY.observe(state_of(step=2.0), summary, 4, CENTRAL)  # once there are steps, they stay
+    assert float(later["step"]) == 2
+
+
+def test_they_wait_for_a_process_that_has_not_started():
+    state, g = state_of(2, step=0.1), torch.zeros(3, 2)
+    h = torch.tensor([0.1, 0.0])
+    summary = POLICY.summarize(state, Observation(g, g, Steps(h, h, h, h), CENTRAL))
+    joint = POLICY.observe(POLICY.init(2), summary, 3, CENTRAL)
+    assert all(torch.equal(joint[name], value) for name, value in POLICY.init(2).items())
+
+
+def test_spreads_of_processes_are_averaged_over_their_rows():
+    state = state_of(spread=[0.0])
+    summaries = [
+        POLICY.summarize(state, observation(state, alike(2), rows, spread)) for rows, spread in ((3, 1.0), (1, 5.0))
+    ]
+    joint = POLICY.observe(state, sum(summaries), 4, CENTRAL)
+    assert float(joint["spread"]) == pytest.approx(2)
+    assert float(joint["sums"][0]) == 4
+
+
+# ---- the first steps
+
+
+@pytest.mark.parametrize(("slope", "unit"), [(3.0, 3 * math.sqrt(2)), (1e-40, 1e-30), (1e40, 1e30)])
+def test_the_unit_of_slopes_stays_within_single_precision(slope, unit):
+    reach = torch.ones(1, dtype=torch.float64)
+    start = StartingPoint(Spread(reach, reach), reach, torch.zeros(()), lambda h: slope * (1 + 1e-5 * h.expand(4, 1)))
+    found = POLICY.start(POLICY.init(1), start)
+    assert float(found["unit"]) == pytest.approx(unit, rel=1e-4)
+    assert float(found["step"]) == 4.0**-7 / 2  # where the first two rungs agree
+    assert float(found["spread"]) == 1
+    assert found["step"].dtype == found["spread"].dtype == found["unit"].dtype == torch.float32
+
+
+@pytest.mark.parametrize(("step", "wanted"), [([0.1, 0.2], False), ([0.1, 0.0], True), ([0.1, math.nan], True)])
+def test_first_steps_are_wanted_until_all_inputs_have_one(step, wanted):
+    assert POLICY.needs_start(POLICY.init(2) | {"step": torch.tensor(step)}) == wanted
+
+
+def test_the_standard_error_is_known_after_a_round():
+    size = torch.tensor([[0.5, 0.25]], dtype=torch.float64)
+    known = POLICY.standard_error(state_of(2, noise=0.04, unit=3.0, round=1.0), size)
+    assert known.dtype == torch.float64
+    assert known.tolist() == [pytest.approx([1.2, 2.4])]
+    assert POLICY.standard_error(state_of(2, noise=0.04, round=0.0), size).isnan().all()
+
+
+# ---- when steps change
+
+
+def trials_until_changes(r, trials):
+    """After which trials of r rows a round ended."""
+    state, changes = state_of(), []
+    for trial in range(1, trials + 1):
+        before = float(state["round"])
+        state = after(state, alike(r))
+        if state["round"] > before:
+            changes.append(trial)
+            assert not state["sums"].any()
+    return changes
+
+
+def test_rounds_get_longer():
+    assert trials_until_changes(16, 35) == [1, 2, 4, 6, 9, 13, 19, 27, 35]  # by 1, 1, 2, 2, 3, 4, 6, 8, 8
+
+
+@pytest.mark.parametrize(("r", "changes"), [(1, [4, 8, 16]), (3, [4, 8, 16]), (5, [4, 8, 15])])
+def test_trials_of_few_rows_count_as_a_quarter_of_one_at_least(r, changes):
+    assert trials_until_changes(r, 16) == changes
+
+
+def test_the_input_with_the_most_rows_decides():
+    slopes = alike(16, 2)
+    slopes[1, :, 1] = math.nan
+    assert float(after(state_of(2), slopes)["round"]) == 1
+    nothing = after(state_of(2), alike(16, 2) * math.nan)
+    assert float(nothing["round"]) == 0
+
+
+# ---- the spread of inputs
+
+
+LONGER = {"round": 7.0}  # a round that does not end with one trial
+
+
+def test_spreads_are_averaged_with_the_past():
+    assert float(after(state_of(**LONGER), alike(), spread=3.0)["spread"]) == 2
+    assert float(after(state_of(spread=[0.0], **LONGER), alike(), spread=3.0)["spread"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("rows", "spread", "step", "new_spread", "trial_rows"),
+    [
+        (8, 0.2, 0.4, 0.2, 4),  # eight times less is let pass, ten times less is not
+        (7, 0.2, 0.5, 1.1, 20),  # too few rows to tell
+        (8, 0.25, 0.5, 1.125, 20),
+    ],
+)
+def test_where_inputs_vary_much_less_steps_shrink_and_trials_are_forgotten(rows, spread, step, new_spread, trial_rows):
+    sums = torch.full((6, 1), 16.0)
+    found = after(state_of(sums=sums, spread=[2.0], **LONGER), alike(4), rows, spread=spread)
+    assert float(found["step"]) == pytest.approx(step)
+    assert float(found["spread"]) == pytest.approx(new_spread)
+    assert float(found["sums"][0]) == trial_rows
+
+
+# ---- another box
+
+
+ODD = math.sqrt(0.1005 / noise_of(1.0))  # slopes with noise of variance 0.1005
+
+
+@pytest.mark.parametrize(
+    ("change", "lost"),
+    [
+        ({}, True),
+        ({"before": 0.001006}, False),  # less than a hundred times the noise there was
+        ({"slope": 1.003}, False),  # less than a tenth of the slopes' square
+        ({"r": 3}, False),  # rows that are too few to tell
+        ({"round": 0.0}, False),  # nothing is known of the noise yet
+        ({"odd": [ODD, ODD, 0.0]}, True),  # of most inputs
+        ({"odd": [ODD, 0.0, 0.0]}, False),
+    ],
+)
+def test_with_much_more_noise_all_begins_anew(change, lost):
+    case = {"before": 0.001, "slope": 1.0, "r": 4, "round": 7.0, "odd": ODD} | change
+    state = state_of(3, noise=case["before"] * 0.5**2, round=case["round"])
+    found = after(state, alike(case["r"], 3, case["slope"], case["odd"]))
+    assert POLICY.needs_start(found) == lost
+    if lost:
+        assert all(torch.equal(found[name], value) for name, value in POLICY.init(3).items())
+
+
+def test_noise_is_judged_by_the_inputs_whose_rows_had_all_their_answers():
+    state = state_of(3, noise=0.001 * 0.5**2, round=7.0)
+    sound = torch.tensor([[True, False, False]])
+    assert POLICY.needs_start(after(state, alike(4, 3, odd=[ODD, 0.0, 0.0]), sound=sound))
