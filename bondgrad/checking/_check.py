@@ -1,5 +1,6 @@
 """The function `check`, and what it returns."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -7,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from bondgrad.calling._inputs import check_input, context_rows
+from bondgrad.calling._inputs import check_rows, context_rows
 from bondgrad.calling._limits import Limits
 from bondgrad.checking._gradient_check import GradientCheck, least_cost
 from bondgrad.checking._sampler import GradientSampler
@@ -126,10 +127,13 @@ def check(
     """
     if not callable(box):
         raise TypeError(f"box must be callable, got {type(box).__name__}")
-    _check_rows(x)
+    check_rows(x)
+    if x.dtype.itemsize < 4 or not bool(torch.isfinite(x).all()):
+        raise ValueError(f"x must be finite and in float32 or float64, got {x.dtype}: leave out rows with NaN or inf")
     tolerance = positive_float("tolerance", tolerance)
     generator = torch.Generator("cpu").manual_seed(checked_seed(seed))
     bounds = getattr(box, "limits", None) if limits is None else Limits(limits, x.shape[1])
+    bounds = bounds or Limits((-math.inf, math.inf), x.shape[1])
     sampler = GradientSampler(box, positive_int("budget", budget), evaluator)
     with sampler.without_trace():
         slopes, missing = _typical_rows(sampler, x.detach(), context_rows(context, x.shape[:1]), bounds, generator)
@@ -140,20 +144,11 @@ def check(
         return Check(evidence.verdict, *found, *rest)
 
 
-def _check_rows(x: Tensor) -> None:
-    """Refuse an x that is not finite rows [N, d] in float32 or float64."""
-    if isinstance(x, Tensor) and (x.ndim != 2 or x.dtype.itemsize < 4):
-        raise ValueError(f"x must be rows [N, d] in float32 or float64, got {list(x.shape)} of {x.dtype}")
-    check_input(x, x.shape[-1] if isinstance(x, Tensor) else 0)
-    if not bool(torch.isfinite(x).all()):
-        raise ValueError("x must be finite: leave out rows with NaN or inf")
-
-
 def _typical_rows(
     sampler: GradientSampler,
     x: Tensor,
     context: tuple[Tensor, ...],
-    limits: Limits | None,
+    limits: Limits,
     generator: torch.Generator,
 ) -> tuple[LossSlopes, Tensor]:
     """Choose rows of x [N, d], and gy such that every output has the same weight.
@@ -168,12 +163,10 @@ def _typical_rows(
     if left < each + look:
         raise ValueError(f"budget must be at least {each + look + start} for {d} inputs, got {sampler.budget}")
     scale = Spread.of(x.double()).typical
-    if limits is not None:
-        low, high = limits.like(x)
-        margin = SETTINGS.margin * torch.minimum(high - low, scale.to(x.dtype))
-        x = x.clamp(low + margin, high - margin)
-    many = min(SETTINGS.finite_rows, sampler.budget // SETTINGS.finite_part // look, (left - each) // look)
-    count = max(many, min(SETTINGS.rows, left // (each + look)))
+    low, high = limits.like(x)
+    margin = SETTINGS.margin * torch.minimum(high - low, scale.to(x.dtype))
+    x = x.clamp(low + margin, high - margin)
+    count = min(SETTINGS.finite_rows, sampler.budget // SETTINGS.finite_part // look, (left - each) // look)
     rows = torch.randperm(len(x), generator=generator)[:count].to(x.device)
     x, context = x[rows], tuple(c[rows] for c in context)
     y = sampler.outputs(x, context).double()
