@@ -27,7 +27,7 @@ class GradientSampler:
 
     def __init__(self, box: Callable[..., Any], budget: int, evaluator: Evaluator | None) -> None:
         self._box, self.budget, self._driver = box, budget, Driver(Local() if evaluator is None else evaluator)
-        self._driver.max_rows = min(ROWS_AT_ONCE, self._driver.max_rows or ROWS_AT_ONCE)
+        self.rows_at_once = self._driver.max_rows = min(ROWS_AT_ONCE, self._driver.max_rows or ROWS_AT_ONCE)
         modules = box.modules() if isinstance(box, nn.Module) else ()
         self._layers = [module for module in modules if isinstance(module, BlackBox)]
         if any(layer.memory is not None for layer in self._layers):
@@ -43,11 +43,6 @@ class GradientSampler:
     def left(self) -> int:
         """Evaluations that may still be spent."""
         return self.budget - self.evaluations
-
-    @property
-    def rows_at_once(self) -> int:
-        """The most rows in one call of the box."""
-        return self._driver.max_rows or ROWS_AT_ONCE
 
     def gradient_cost(self, rows: int) -> int:
         """The most evaluations that the next gradients at so many rows can take."""
@@ -67,7 +62,7 @@ class GradientSampler:
         It is NaN where the box has no output, and infinite where it has one and the gradient is not finite.
         """
         self._rows += len(x)
-        parts = zip(*(t.split(self.rows_at_once) for t in (x, gy, *context)), strict=True)
+        parts = zip(*(torch.split(t, self.rows_at_once) for t in (x, gy, *context)), strict=True)
         return torch.cat([self._gradient(*part, generator=generator) for part in parts])
 
     def _gradient(self, x: Tensor, gy: Tensor, *context: Tensor, generator: torch.Generator) -> Tensor:

@@ -9,24 +9,9 @@ from torch import Tensor
 
 from bondgrad.calling._limits import Limits
 from bondgrad.checking._sampler import GradientSampler
+from bondgrad.checking._settings import SETTINGS
 from bondgrad.measuring._moves import one_input_moved
 from bondgrad.measuring._rounding import OutputRounding
-from bondgrad.measuring._statistics import mean
-
-
-@dataclass(frozen=True)
-class SlopeSettings:
-    """How slopes are measured. The values were found on the boxes of `tests/checking`."""
-
-    factor: int = 4  # between neighbouring steps of the ladder
-    least_ulps: int = 64  # a step shorter than so many units of rounding of x is mostly rounding itself
-    jitter: float = 0.3  # the part of a step that is drawn anew for every sample, so that roughness acts as noise
-    noise_gain: float = 4.5  # standard deviation of a slope times its step, in units of that of the loss
-    differ_z: float = 4.0  # standard deviations between slopes of two steps of which one has to be mistaken
-    usual_weight: float = 10.0  # of the disagreement of most rows, beside that of a row itself
-
-
-SETTINGS = SlopeSettings()
 
 
 class SlopeSamples(NamedTuple):
@@ -39,20 +24,9 @@ class SlopeSamples(NamedTuple):
     step: Tensor  # [r, d] the longest that was used
     rounding: Tensor  # [r, d] standard deviation of the rounding of the loss
 
-    @property
-    def rounding_variance(self) -> Tensor:
-        """[r, d] what rounding adds to the variance of slopes. It may be the same in all copies."""
-        return (SETTINGS.noise_gain * self.rounding / self.step).square()
-
-    def differ(self, other: "SlopeSamples") -> Tensor:
-        """Whether slopes with other steps are certainly others, bool [r, d]: the function is not smooth there."""
-        (s, var_s, _), (u, var_u, _) = mean(self.slope), mean(other.slope)
-        noise = torch.maximum(var_s, var_s.nanmean(0)) + torch.maximum(var_u, var_u.nanmean(0))
-        return (s - u).square() > SETTINGS.differ_z**2 * (noise + self.rounding_variance + other.rounding_variance)
-
     def joined(self, more: "SlopeSamples") -> "SlopeSamples":
         """With more samples, measured with the same steps."""
-        return SlopeSamples(*(torch.cat(pair) for pair in zip(self[:4], more[:4], strict=True)), *more[4:])
+        return SlopeSamples._make((*(torch.cat(pair) for pair in zip(self[:4], more[:4], strict=True)), *more[4:]))
 
 
 @dataclass(eq=False)
@@ -100,7 +74,8 @@ class LossSlopes:
         for first in range(0, d, at_once):
             inputs = slice(first, min(first + at_once, d))  # k of them
             values = ends[:, inputs].flatten(2).transpose(1, 2)
-            y = self._outputs(one_input_moved(self.x, inputs, values)).unflatten(2, (-1, 2))  # [r, k, n, 2, d_out]
+            y = self._outputs(one_input_moved(self.x, inputs, values))  # [r, k, n·2, d_out]
+            y = y.view(*ends[:, inputs].shape, -1)
             self._rounding.observe(inputs, y)
             losses.append((y.double() * self.gy[:, None, None, None]).sum(4))
         return (ends.double() - here.double()) / scale, torch.cat(losses, 1)
@@ -159,7 +134,8 @@ class LossSlopes:
         sides = (losses.sum(4) - 2 * base) / t
         kink = 2 * sides[..., 2] - sides[..., 1]
         parts = slope[..., 1], slope[..., 0] - slope[..., 1], kink, base[..., 0].expand_as(kink)
-        return SlopeSamples(*(part.permute(2, 0, 1) for part in parts), steps, self.rounding(steps[..., None])[..., 0])
+        slope, change, kink, loss = (part.permute(2, 0, 1) for part in parts)
+        return SlopeSamples(slope, change, kink, loss, steps, self.rounding(steps[..., None]).squeeze(2))
 
     def cost(self, copies: int) -> int:
         """Evaluations that so many copies of a measurement take."""
