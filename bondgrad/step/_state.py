@@ -1,6 +1,7 @@
 """What a layer carries from step to step."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -113,17 +114,17 @@ class PolicyState(nn.Module):
         return self
 
 
+@dataclass
 class Schedule:
     """When a box is tried out: often at first, then whenever a share of the evaluations of training pays for it."""
 
-    def __init__(self) -> None:
-        self.trials = 0  # since it began
-        self.steps = 0  # of training, since then
-        self.credit = 0  # evaluations in training
-        self.spent = 0  # evaluations in trials
-        self.last = (0, 0, 0)  # of the last trial: steps and credit then, and its price
-        self.noise = 0.0  # half-width of the noise on the outputs as measured; 0: not known yet
-        self.seeds = 0  # given to the box, if it takes them
+    trials: int = 0  # since it began
+    steps: int = 0  # of training, since then
+    credit: int = 0  # evaluations in training
+    spent: int = 0  # evaluations in trials
+    last: tuple[int, int, int] = (0, 0, 0)  # of the last trial: steps and credit then, and its price
+    noise: float = 0.0  # half-width of the noise on the outputs as measured; 0: not known yet
+    seeds: int = 0  # given to the box, if it takes them
 
     def due(self, share: float, early: bool) -> bool:
         """Whether to try the box out in the next step; `early`: at first more often than the share pays for."""
@@ -133,9 +134,9 @@ class Schedule:
         overdraft = FREE_GRADIENTS * self.credit / max(1, self.steps)
         return self.trials == 0 or soon or (paid and self.credit * share >= self.spent - overdraft)
 
-    def step(self, evaluations: int, steps: int = 1) -> None:
-        """After training steps."""
-        self.steps += steps
+    def step(self, evaluations: int) -> None:
+        """After a training step."""
+        self.steps += 1
         self.credit += evaluations
 
     def tried(self, evaluations: int) -> None:
@@ -145,6 +146,5 @@ class Schedule:
         self.last = (self.steps, self.credit, evaluations)
 
     def begin(self) -> None:
-        """Anew: the box is another."""
-        self.trials = self.steps = self.credit = self.spent = 0
-        self.last, self.noise = (0, 0, 0), 0.0
+        """Anew: the box is another. Only its seeds go on."""
+        vars(self).update(vars(Schedule(seeds=self.seeds)))
