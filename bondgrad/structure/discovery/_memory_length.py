@@ -75,8 +75,7 @@ def response(batch: SearchBatch, generator: torch.Generator) -> tuple[Tensor, Te
     for start in starts:
         inputs = slice(start * d, start * d + d)
         ends = torch.stack((x[:, inputs] + step, x[:, inputs] - step), 1)  # [r, 2, d]
-        if batch.low is not None and batch.high is not None:
-            ends = ends.clamp(batch.low[inputs], batch.high[inputs])
+        ends = ends.clamp(batch.low[inputs], batch.high[inputs])
         y = batch.ask(one_input_moved(x, inputs, ends), rows)  # [r, d, 2, T·d_out]
         change = (y[:, :, 0] - y[:, :, 1]).view(r, d, time, -1).square() / step[:, None, None].square()
         change = change[torch.isfinite(change).all(3).all(2)]  # [some of r·d, T, d_out]

@@ -7,13 +7,14 @@ import torch
 
 from bondgrad.structure.discovery import _tracker
 from bondgrad.structure.discovery._dependencies import Responses, confirmed, mean_change
-from bondgrad.structure.discovery._search_batch import SearchBatch, between
+from bondgrad.structure.discovery._search_batch import SearchBatch
 from bondgrad.structure.discovery._tracker import AutoHorizon
 from bondgrad.structure.discovery._watch import missing_dependencies
 
 
-def batch_of(fn, x, **settings):
-    return SearchBatch(x, fn(x), lambda points, rows: fn(points), 10**6, 1e-7, 1e-7, **settings)
+def batch_of(fn, x, noise=1e-7, low=-math.inf, high=math.inf, **settings):
+    low, high = (torch.as_tensor(limit).expand(x.shape[1]) for limit in (low, high))
+    return SearchBatch(x, fn(x), lambda points, rows: fn(points), 10**6, noise, 1e-7, low, high, **settings)
 
 
 def responses_at(rows, largest, where, certain):
@@ -52,10 +53,7 @@ def test_a_mean_change_in_its_standard_deviations():
     x = torch.zeros(1, 1)
     alternating = torch.tensor([3.0, 5.0]).repeat(4)[None, :, None]  # [1, 8, 1]
 
-    def fn(points, rows):
-        return points * alternating[..., None]
-
-    batch = SearchBatch(x, x, fn, 10**6, 1e-7, 1e-7)
+    batch = batch_of(lambda points: points * alternating[..., None] if points.ndim == 4 else points, x)
     change, noise = mean_change(batch, torch.tensor([0]), torch.ones(1, 1), torch.full((1, 1), 0.1), 8)
     assert noise.item() == pytest.approx(math.sqrt(8 / 7) / math.sqrt(2))
     assert change.item() == pytest.approx(4 * math.sqrt(8) / math.sqrt(8 / 7))
@@ -77,20 +75,20 @@ def test_a_doubtful_dependency_is_confirmed_where_it_showed():
         assert confirmed(batch_of(fn, x, whole=whole), seen, torch.tensor([[True, True]])).tolist() == [[True, False]]
 
 
-def test_a_point_between_never_leaves_the_way():
-    x, target = torch.tensor([0.1, 3.0]), torch.tensor([0.7, -1.0])
-    assert torch.equal(between(x, target, torch.tensor(0.25)), x + 0.25 * (target - x))
-    assert torch.equal(between(x, target, torch.tensor(1.5)), target)
+def test_inputs_move_by_fractions_of_the_way_to_their_farthest_value():
+    x = torch.tensor([[0.1, 3.0], [0.7, -1.0], [0.3, 0.0]])
+    targets = batch_of(torch.sin, x).targets(torch.tensor([0, 1, 2, 0]), torch.tensor([0, 1, 2, 3]))
+    expected = torch.tensor([[0.7, -1.0], [0.4, 1.0], [0.4, 0.75], [0.1 + 0.6 / 64, 3 - 4 / 64]])
+    assert torch.allclose(targets, expected)
 
 
 def test_inputs_that_hardly_vary_move_within_the_limits():
     """By steps of (3 · 0.009)^(1/3) = 0.3 times their size, to the side with more room."""
     x = torch.ones(3, 4)
-    limits = torch.tensor([0.0, 0.5, 0.8, 0.95]), torch.tensor([2.0, 1.2, 1.1, 2.0])
-    batch = SearchBatch(x, x, lambda points, rows: points, 10**6, 0.009, 1e-7, *limits)
+    low, high = torch.tensor([0.0, 0.5, 0.8, 0.95]), torch.tensor([2.0, 1.2, 1.1, 2.0])
     expected = torch.tensor([1.3, 0.7, 0.8, 1.3]).expand(2, 4)
-    assert torch.allclose(batch.farthest(torch.tensor([0, 2])), expected)
-    narrow = batch._replace(low=limits[0].clamp(min=0.95), high=limits[1].clamp(max=1.1))
+    assert torch.allclose(batch_of(torch.sin, x, 0.009, low, high).farthest(torch.tensor([0, 2])), expected)
+    narrow = batch_of(torch.sin, x, 0.009, low.clamp(min=0.95), high.clamp(max=1.1))
     assert torch.allclose(narrow.farthest(torch.tensor([0])), torch.tensor([1.1, 1.1, 1.1, 1.1]))
 
 
@@ -112,9 +110,9 @@ def test_inputs_that_are_missing_only_together():
 @pytest.mark.parametrize(
     ("known", "time", "measured", "after"),
     [
-        (None, 20, 0, None),
-        (None, 20, 5, (5, 5, 20)),
-        (None, 20, 20, (None, 20, 20)),  # it did not forget
+        ((), 20, 0, ()),
+        ((), 20, 5, (5, 5, 20)),
+        ((), 20, 20, (None, 20, 20)),  # it did not forget
         ((5, 5, 20), 20, 0, (5, 5, 20)),
         ((5, 5, 20), 20, 6, (6, 6, 20)),
         ((5, 5, 20), 20, 20, (None, 20, 20)),
@@ -131,6 +129,6 @@ def test_inputs_that_are_missing_only_together():
 def test_how_a_horizon_follows_what_is_measured(known, time, measured, after, monkeypatch):
     monkeypatch.setattr(_tracker, "memory_length", lambda batch, generator: measured)
     names = ("horizon", "last", "time")
-    before = None if known is None else dict(zip(names, known, strict=True))
-    found = AutoHorizon().search(before, batch_of(torch.sin, torch.zeros(1, 2 * time), features=2), None)
-    assert found == (None if after is None else dict(zip(names, after, strict=True)))
+    before, expected = (dict(zip(names, values, strict=False)) for values in (known, after))
+    batch = batch_of(torch.sin, torch.zeros(1, 2 * time), features=2)
+    assert AutoHorizon().search(before, batch, torch.Generator()) == expected
