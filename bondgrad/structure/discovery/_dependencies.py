@@ -10,31 +10,9 @@ from torch import Tensor
 from bondgrad.measuring._moves import one_input_moved
 from bondgrad.measuring._noise import noise_from_repeats
 from bondgrad.measuring._statistics import normal_quantile
-from bondgrad.structure.discovery._search_batch import FRACTIONS, SearchBatch
+from bondgrad.structure.discovery._search_batch import SearchBatch
+from bondgrad.structure.discovery._settings import SETTINGS
 
-
-@dataclass(frozen=True)
-class SearchSettings:
-    """How thoroughly dependencies are searched. Changes of outputs are counted in their standard deviations.
-
-    The numbers of rows, rounds and repeats are choices between cost and thoroughness: a round costs `rows` evaluations
-    per input, twice as many for a box with noise, and `rows` times `repeats` for the noise itself.
-    """
-
-    rows: int = 8  # at which every input is moved in one round
-    rounds: int = 4  # at most
-    unseen: float = 1e-3  # the part of the dependencies that may be unseen, by estimate, without another round
-    repeats: int = 16  # evaluations of a row that show its noise, with a standard error of 22 % if it is normal
-    suspicion: float = 4.0  # a larger change is looked at again: by noise alone it is one comparison in 16,000
-    certainty: float = 6.0  # a larger change is believed: by noise alone it is one comparison in 500 million
-    confirmations: int = 8  # pairs of evaluations for each dependency that is looked at again
-    watched_rows: int = 16  # that are moved in one check of a known pattern, in three evaluations each
-    watch_confirmations: int = 16  # pairs of evaluations of each row at which such a check suspects a change
-    false_alarm: float = 0.01  # chance that the pattern has any dependency that is none, for normal noise
-    miss: float = 0.01  # chance, at each row, to overlook a change of the size that `Detection.least` states
-
-
-SETTINGS = SearchSettings()
 SQRT2 = math.sqrt(2)  # the standard deviation of the difference of two answers, over that of an answer
 
 
@@ -56,7 +34,7 @@ def find_dependencies(batch: SearchBatch, generator: torch.Generator) -> Depende
         rows = batch.choose_rows(SETTINGS.rows, generator)
         noise, deterministic = measure_noise(batch, rows)
         paired |= not deterministic
-        targets = batch.targets(rows, torch.arange(len(rows), device=rows.device) % len(FRACTIONS))
+        targets = batch.targets(rows, torch.arange(len(rows), device=rows.device))
         more = responses(batch, rows, targets, noise, paired)
         seen = more if seen is None else seen.joined(more)
         if seen.unseen() <= SETTINGS.unseen * float((seen.certain > 0).sum()):

@@ -1,7 +1,6 @@
 """How long a box of sequences remembers an input."""
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -9,21 +8,7 @@ from torch import Tensor
 from bondgrad.measuring._moves import one_input_moved
 from bondgrad.measuring._spread import Spread
 from bondgrad.structure.discovery._search_batch import SearchBatch
-
-
-@dataclass(frozen=True)
-class MemorySettings:
-    """How the length of a memory is measured."""
-
-    starts: int = 4  # time steps at which inputs are moved, evenly over the sequence
-    sequences: int = 2  # rows of the batch at which they are moved
-    step: float = 0.05  # relative to the root mean square of an input; more, if the noise of the outputs needs it
-    tail: float = 0.003  # the part of the response (its root mean square) that may come after the horizon
-    visible: float = 4.0  # a response is seen if it is so many standard deviations above the noise
-    least_lags: int = 3  # at which a response must be seen, for its decay to be fitted
-
-
-SETTINGS = MemorySettings()
+from bondgrad.structure.discovery._settings import SETTINGS
 
 
 def memory_length(batch: SearchBatch, generator: torch.Generator) -> int:
@@ -87,4 +72,4 @@ def response(batch: SearchBatch, generator: torch.Generator) -> tuple[Tensor, Te
     quiet = torch.cat(before)
     noise = quiet.mean() if len(quiet) else power.new_zeros(())
     samples = seen * (batch.y.shape[1] // time)
-    return power / seen, noise, SETTINGS.visible * noise * (2 / samples).sqrt()  # a mean of squares of normal noise
+    return power / seen, noise, SETTINGS.suspicion * noise * (2 / samples).sqrt()  # a mean of squares of normal noise

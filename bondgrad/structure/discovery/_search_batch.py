@@ -9,8 +9,7 @@ from torch import Tensor
 
 from bondgrad.measuring._rounding import RoundingNoise
 from bondgrad.measuring._spread import Spread
-
-FRACTIONS = (1, 1 / 2, 1 / 4, 1 / 64)  # of the way to the farthest value that inputs are moved
+from bondgrad.structure.discovery._settings import SETTINGS
 
 
 @dataclass(eq=False)
@@ -61,13 +60,14 @@ class SearchBatch:
         y = torch.cat(parts)
         return torch.where(torch.isfinite(y), y, math.nan)
 
-    def targets(self, rows: Tensor, fraction: Tensor) -> Tensor:
-        """The values [r, d] at a fraction [r] of the way, by its number in `FRACTIONS`, to the farthest in the batch.
+    def targets(self, rows: Tensor, turns: Tensor) -> Tensor:
+        """Values [r, d] on the way to the farthest, at the fractions of it whose turns [r] it is.
 
         They are never beyond either end, whatever rounding does.
         """
         x, end = self.x[rows], self.farthest(rows)
-        point = x + self.x.new_tensor(FRACTIONS)[fraction, None] * (end - x)
+        fractions = self.x.new_tensor(SETTINGS.fractions)
+        point = x + fractions[turns % len(fractions), None] * (end - x)
         return point.clamp(torch.minimum(x, end), torch.maximum(x, end))
 
     def farthest(self, rows: Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 import math
 import warnings
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -14,20 +13,10 @@ from bondgrad.structure._structure import Dense, Pattern, Structure
 from bondgrad.structure.discovery._dependencies import find_dependencies
 from bondgrad.structure.discovery._memory_length import memory_length
 from bondgrad.structure.discovery._search_batch import SearchBatch
+from bondgrad.structure.discovery._settings import SETTINGS
 from bondgrad.structure.discovery._watch import EVALUATIONS_OF_A_CHECK, missing_dependencies
 from bondgrad.torch_support._random import Generators
 
-
-@dataclass(frozen=True)
-class TrackerSettings:
-    """When a layer searches, and what it needs to change its structure."""
-
-    least_answered: float = 0.5  # the part of a pattern for which evaluations must not fail, for it to be used
-    worthwhile: float = 0.75  # a shorter horizon is used if it is below this part of the present one
-    share: float = 0.01  # the part of the evaluations of training that searches may cost, after the first
-
-
-SETTINGS = TrackerSettings()
 CPU = torch.device("cpu")
 Knowledge = dict[str, Any]  # numbers and tensors, in the form in which they are saved; empty: nothing is known
 

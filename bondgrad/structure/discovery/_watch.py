@@ -4,8 +4,9 @@ import torch
 from torch import Tensor
 
 from bondgrad.measuring._noise import noise_from_repeats
-from bondgrad.structure.discovery._dependencies import SETTINGS, SQRT2, mean_change, responses
-from bondgrad.structure.discovery._search_batch import FRACTIONS, SearchBatch
+from bondgrad.structure.discovery._dependencies import SQRT2, mean_change, responses
+from bondgrad.structure.discovery._search_batch import SearchBatch
+from bondgrad.structure.discovery._settings import SETTINGS
 
 EVALUATIONS_OF_A_CHECK = 3 * SETTINGS.watched_rows  # if it finds nothing: each row once moved and twice as it is
 
@@ -30,8 +31,8 @@ def missing_dependencies(depends: Tensor, batch: SearchBatch, generator: torch.G
     x, k = batch.x[rows], len(rows)
     moving = torch.stack([_inputs_to_move(depends, incomplete, i, generator) for i in range(k)])  # [k, d]
     unaffected = (depends.float() @ moving.float().T).T == 0  # [k, d_out] by the pattern
-    fraction = torch.randint(len(FRACTIONS), (k,), generator=generator, device="cpu").to(x.device)
-    moved = torch.where(moving, batch.targets(rows, fraction), x)
+    turns = torch.randint(len(SETTINGS.fractions), (k,), generator=generator, device="cpu").to(x.device)
+    moved = torch.where(moving, batch.targets(rows, turns), x)
 
     y = batch.ask(torch.stack((moved, x, x), 1).unsqueeze(1), rows).squeeze(1)  # [k, 3, d_out]
     noise = noise_from_repeats(y[:, 1:], dim=1, order=1, over=(0, 1))  # [d_out]
