@@ -33,9 +33,8 @@ def weak(factor: Tensor, visible: Tensor) -> tuple[str, ...]:
     unseen = (factor.isnan() & visible.isfinite()).nonzero().flatten().tolist()
     if not unseen:
         return ()
-    which = ", ".join(map(str, unseen[: SETTINGS.named_inputs])) + (
-        " and others" if len(unseen) > SETTINGS.named_inputs else ""
-    )
+    which = ", ".join(map(str, unseen[: SETTINGS.named_inputs]))
+    which += " and others" if len(unseen) > SETTINGS.named_inputs else ""
     least = percent(SETTINGS.weak * float(visible[unseen].max()))
     return (f"too weak to be seen by themselves: inputs {which}; an error of {least} of the typical slope would be",)
 
