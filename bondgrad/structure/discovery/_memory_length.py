@@ -11,15 +11,18 @@ from bondgrad.structure.discovery._search_batch import SearchBatch
 from bondgrad.structure.discovery._settings import SETTINGS
 
 
-def memory_length(batch: SearchBatch, generator: torch.Generator) -> int:
+def memory_length(power: Tensor, noise: Tensor, uncertainty: Tensor) -> int:
     """The number of time steps after which next to nothing is left of a change in one input; 0: none was seen.
 
-    Each input is moved at a few time steps, one at a time and to both sides, and the outputs from there on are watched.
-    Outputs before that time step show the noise, since nothing else can change there. Where the response disappears in
-    the noise before it is small enough, it is extrapolated as an exponential decay, fitted to the logarithms of what is
-    seen. A box whose response does not decay, or for which that cannot be seen, remembers as long as its sequences are.
+    Where the response of the outputs disappears in the noise before it is small enough, it is extrapolated as an
+    exponential decay, fitted to the logarithms of what is seen. A box whose response does not decay, or for which that
+    cannot be seen, remembers as long as its sequences are.
+
+    Args:
+        power: [T] the response by the lag, as `response` has it.
+        noise: The part of it that is noise.
+        uncertainty: [T] by how much noise may exceed that part by chance.
     """
-    power, noise, uncertainty = response(batch, generator)
     visible = power > noise + uncertainty
     lags, time = visible.nonzero().squeeze(1), len(power)
     if len(lags) == 0:
@@ -44,9 +47,12 @@ def memory_length(batch: SearchBatch, generator: torch.Generator) -> int:
 def response(batch: SearchBatch, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
     """The response of the outputs to a change of an input, by the lag between them.
 
+    Each input is moved at a few time steps, one at a time and to both sides, and the outputs from there on are watched.
+    Outputs before that time step show the noise, since nothing else can change there.
+
     Returns:
         Its mean square [T], relative to the square of the step; the part of it that is noise; and [T] by how much noise
-        may exceed that part by chance. If too many evaluations failed, all are zero.
+        may exceed that part by chance. If too many evaluations failed, there is no response, or none that is a number.
     """
     rows = batch.choose_rows(SETTINGS.sequences, generator)
     x = batch.x[rows]  # [r, T·d]
@@ -68,8 +74,7 @@ def response(batch: SearchBatch, generator: torch.Generator) -> tuple[Tensor, Te
         seen[: time - start] += len(change)
         before.append(change[:, :start].flatten())
     if seen[0] < r * d * len(starts) / 2 or bool((seen == 0).any()):
-        return torch.zeros_like(power), power.new_zeros(()), torch.zeros_like(power)
-    quiet = torch.cat(before)
-    noise = quiet.mean() if len(quiet) else power.new_zeros(())
+        power = torch.zeros_like(power)
+    noise = torch.cat(before).mean().nan_to_num(0)
     samples = seen * (batch.y.shape[1] // time)
     return power / seen, noise, SETTINGS.suspicion * noise * (2 / samples).sqrt()  # a mean of squares of normal noise

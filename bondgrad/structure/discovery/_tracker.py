@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from bondgrad.structure._sequence import Sequence
 from bondgrad.structure._structure import Dense, Pattern, Structure
 from bondgrad.structure.discovery._dependencies import find_dependencies
-from bondgrad.structure.discovery._memory_length import memory_length
+from bondgrad.structure.discovery._memory_length import memory_length, response
 from bondgrad.structure.discovery._search_batch import SearchBatch
 from bondgrad.structure.discovery._settings import SETTINGS
 from bondgrad.structure.discovery._watch import EVALUATIONS_OF_A_CHECK, missing_dependencies
@@ -96,7 +96,7 @@ class AutoHorizon(AutoStructure):
 
     def search(self, known: Knowledge, batch: SearchBatch, generator: torch.Generator) -> Knowledge:
         """See `AutoStructure.search`."""
-        measured, time = memory_length(batch, generator), batch.x.shape[1] // batch.features
+        measured, time = memory_length(*response(batch, generator)), batch.x.shape[1] // batch.features
         if measured == 0 or measured == time < known.get("time", 0):  # too short a sequence shows nothing
             return known
         found = {"horizon": None if measured == time else measured, "last": measured}
