@@ -260,6 +260,20 @@ def test_a_doubtful_dependency_is_confirmed_where_it_showed():
         assert confirmed(batch_of(fn, x, whole=whole), seen, torch.tensor([[True, True]])).tolist() == [[True, False]]
 
 
+@pytest.mark.parametrize(("change", "doubts", "believed"), [(1.28, 1, 0), (1.3, 1, 1), (1.4, 2, 0), (1.41, 2, 2)])
+def test_from_when_on_a_change_is_confirmed(change, doubts, believed):
+    """Over eight pairs 1.3 is twice as many standard deviations; one in a hundred is beyond 2.58, of either sign.
+
+    With two doubts each of them may be half as likely, beyond 2.81.
+    """
+    x = torch.zeros(1, 2)
+    seen = responses_at([0], [[9.0, 9.0]], [[0, 0]], [[1, 1]])._replace(targets=torch.full((1, 2), change))
+    found = confirmed(
+        batch_of(lambda points: points.sum(-1, keepdim=True), x), seen, torch.tensor([[True, doubts > 1]])
+    )
+    assert int(found.sum()) == believed
+
+
 def test_inputs_move_by_fractions_of_the_way_to_their_farthest_value():
     x = torch.tensor([[0.1, 3.0], [0.7, -1.0], [0.3, 0.0]])
     targets = batch_of(torch.sin, x).targets(torch.tensor([0, 1, 2, 0]), torch.tensor([0, 1, 2, 3]))

@@ -169,6 +169,13 @@ def test_noise_that_falls():
         train_until(lambda: layer.structure.depends.diagonal().all(), layer, x, gy)
 
 
+def test_inputs_that_do_nothing_are_named():
+    layer = BlackBox(lambda x: x[:, [0, 2]], 4, structure="auto", seed=0)
+    with pytest.warns(UserWarning, match="saw no output react to the inputs 1, 3: they"):
+        gradient(layer, torch.randn(16, 4), torch.randn(16, 2))
+    assert layer.structure.depends.tolist() == [[True, False, False, False], [False, False, True, False]]
+
+
 def test_another_box_in_its_place():
     layer = BlackBox(torch.sin, 4, structure="auto", seed=0)
     x, gy = torch.randn(16, 4), torch.randn(16, 4)
