@@ -70,6 +70,13 @@ def test_plot(structure, title):
     plt.close(ax.figure)
 
 
+def test_sixteen_time_steps_are_drawn_if_nothing_else_is_said():
+    matplotlib.use("Agg")
+    ax = plot(BlackBox(torch.sin, 3, 3, structure=Sequence(2)))
+    assert ax.get_title() == "6 groups for 48 inputs (at least 6)"
+    plt.close(ax.figure)
+
+
 def test_plots_of_arrays():
     matplotlib.use("Agg")
     with torch.device("meta"):

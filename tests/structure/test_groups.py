@@ -80,7 +80,7 @@ def test_what_a_failure_costs(cell):
     part = Groups(torch.tensor([0, 0, 1]), depends, cell).subset(slice(0, 2), CPU)
     finite = torch.ones(1, 2, 2, 3 * cell).bool()  # [b, j, ends, d_out]
     finite[0, 0, 1, 2 * cell] = False  # the first output of the third cell, at the second end of the first group
-    finite[0, 1, 0, 2 * cell] = False  # at the first end of the second group, where nothing depends on it
+    finite[0, 1, 1, 2 * cell] = False  # at the second end of the second group, where nothing depends on it
     inputs, outputs = part.usable(finite)
     assert inputs.tolist() == [[[True, True], [True, False], [True, True]]]
     expected = torch.tensor([[[1, 1, 1], [1, 0, 0]], [[1, 1, 0], [1, 1, 0]]]).bool()  # [j, ends, cells]

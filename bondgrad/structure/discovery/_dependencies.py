@@ -123,7 +123,7 @@ def responses(batch: SearchBatch, rows: Tensor, targets: Tensor, noise: Tensor, 
         answered[:, inputs] = torch.isfinite(moved - unmoved).sum(0).T
         deviation = torch.maximum(noise[:, None], batch.rounding_noise.between(moved, unmoved))
         change = (moved - unmoved).abs() / (SQRT2 * deviation)
-        change.nan_to_num_(0, math.inf, 0)  # NaN comes of a failure, and of an output that is always zero
+        change.nan_to_num_(0, math.inf)  # NaN comes of a failure, and of an output that is always zero
         largest[:, inputs], where[:, inputs] = (t.T for t in change.max(0))
         certain[:, inputs] = (change > SETTINGS.certainty).sum(0).T
     return Responses(rows, targets, noise, largest, where, certain, answered)

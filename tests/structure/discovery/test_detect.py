@@ -265,6 +265,26 @@ def test_context_and_portions():
     assert found.evaluations == sum(calls)
 
 
+def test_one_row_with_its_context():
+    found = detect(lambda x, gain: x * gain, torch.ones(1, 3), torch.ones(1, 1))
+    assert torch.equal(found.depends, torch.eye(3).bool())
+
+
+@pytest.mark.parametrize(("dtype", "eps"), [(torch.float32, 2**-23), (torch.float64, 2**-52)])
+def test_inputs_that_do_not_vary_move_as_far_as_rounding_asks_for(dtype, eps):
+    """By (3 eps)^(1/3), of x or of the answers, whichever have fewer digits."""
+    for answers in (torch.float32, torch.float64):
+        seen = []
+
+        def fn(x, seen=seen, answers=answers):
+            seen.append(x.clone())
+            return x.to(answers)
+
+        assert detect(fn, torch.ones(2, 1, dtype=dtype)).depends.all()
+        step = (3 * max(eps, torch.finfo(answers).eps)) ** (1 / 3)
+        assert float((torch.cat(seen) - 1).abs().max()) == pytest.approx(step, rel=1e-4)
+
+
 def test_a_device_with_memory_is_refused():
     with pytest.raises(ValueError, match="without memory"):
         detect(Device(), torch.randn(5, 3))

@@ -142,6 +142,12 @@ def test_noise_shows_before_the_time_step_that_is_moved():
     assert memory_length(*(torch.tensor(t) for t in (power, noise, uncertainty))) == 0
 
 
+def test_a_single_time_step_shows_no_noise():
+    power, noise, uncertainty = measured(lambda points: 3 * points, torch.ones(2, 1), 1)
+    assert power == pytest.approx([4 * 9])
+    assert (noise, uncertainty) == (0, [0])
+
+
 @pytest.mark.parametrize(("failing", "length"), [((2,), 1), ((2, 4), 1), ((2, 4, 6), 0), ((0,), 0)])
 def test_half_of_the_moves_may_fail_but_not_the_first(failing, length):
     """Eight time steps, moved at 0, 2, 4 and 6; only a move of the first shows what is left at the end."""
