@@ -69,10 +69,9 @@ class LossSlopes:
         here, scale = self.x[..., None, None], self.scale[:, None, None]
         low, high = (limit[:, None, None] for limit in self.limits.like(self.x))  # which rounding might leave
         ends = (here + (torch.stack((steps, -steps), 3) * scale).to(here.dtype)).clamp(low, high)  # [r, d, n, 2]
-        d, losses = len(self.scale), []
-        at_once = max(1, self.sampler.rows_at_once // ends[:, 0].numel())
-        for first in range(0, d, at_once):
-            inputs = slice(first, min(first + at_once, d))  # k of them
+        at_once, losses = max(1, self.sampler.rows_at_once // ends[:, 0].numel()), []
+        for first in range(0, len(self.scale), at_once):
+            inputs = slice(first, first + at_once)  # k of them
             values = ends[:, inputs].flatten(2).transpose(1, 2)
             y = self._outputs(one_input_moved(self.x, inputs, values))  # [r, k, n·2, d_out]
             y = y.view(*ends[:, inputs].shape, -1)

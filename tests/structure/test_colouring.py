@@ -82,6 +82,7 @@ def test_plots_of_arrays():
     with torch.device("meta"):
         ax = plot(np.eye(4, dtype=bool))
     assert ax.get_title() == "1 group for 4 inputs (at least 1)"
+    assert ax.figure.get_size_inches().tolist() == [5, 5]
     plt.close(ax.figure)
 
 

@@ -117,7 +117,7 @@ def responses(batch: SearchBatch, rows: Tensor, targets: Tensor, noise: Tensor, 
     ends = torch.stack((targets, x) if paired else (targets,), 1)  # [r, ends, d]
     at_once = max(1, batch.max_points // (r * ends.shape[1]))
     for first in range(0, d, at_once):
-        inputs = slice(first, min(d, first + at_once))
+        inputs = slice(first, first + at_once)
         y = batch.ask(one_input_moved(x, inputs, ends[:, :, inputs]), rows)  # [r, inputs, ends, d_out]
         moved, unmoved = y[:, :, 0], y[:, :, 1] if paired else base[:, None]
         answered[:, inputs] = torch.isfinite(moved - unmoved).sum(0).T

@@ -30,7 +30,7 @@ def memory_length(power: Tensor, noise: Tensor, uncertainty: Tensor) -> int:
     last = int(lags[-1])
     power = torch.where(visible, power - noise, 0)
     allowed = SETTINGS.tail**2 * float(power.sum())
-    if float(uncertainty[last:].sum()) <= allowed or last == time - 1:  # what is not seen is small enough
+    if float(uncertainty[last:].sum()) <= allowed:  # what is not seen is small enough
         left = power.flip(0).cumsum(0).flip(0)  # [T] from each lag on
         return int((left > allowed).sum())
     if len(lags) < SETTINGS.least_lags:

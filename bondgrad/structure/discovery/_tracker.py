@@ -92,7 +92,7 @@ class AutoHorizon(AutoStructure):
 
     def same(self, known: Knowledge, other: Knowledge) -> bool:
         """See `AutoStructure.same`."""
-        return bool(known.get("horizon", 0) == other.get("horizon", 0))
+        return known is other or bool(known["horizon"] == other.get("horizon", 0))
 
     def search(self, known: Knowledge, batch: SearchBatch, generator: torch.Generator) -> Knowledge:
         """See `AutoStructure.search`."""

@@ -189,6 +189,38 @@ def test_dependencies_that_showed_once_ask_for_another_round(shown, rounds):
     assert found.depends[:shown, :shown].diagonal().all()
 
 
+@pytest.mark.parametrize(("rows", "again"), [(1, 16), (2, 0), (3, 0)])
+def test_dependencies_of_a_noisy_box_that_were_certain_at_two_rows_are_not_tested_again(rows, again):
+    """Eight rows, of which some have a gate that is open, which no input moves. Answers jump by a thousandth."""
+    x = torch.zeros(8, 2)
+    x[:rows, 0] = 1
+    x[:, 1] = torch.linspace(5, 6, 8)
+    answers = [0]
+
+    def fn(points):
+        answers[0] += 1
+        steps = torch.arange(points[..., 0].numel()).view(points.shape[:-1]) + answers[0]
+        return (steps % 2 * 1e-3 + gates(points) * points[..., 1])[..., None]
+
+    def gates(points):
+        if points.ndim == 2:
+            return points[:, 0]
+        return x[batch_rows[-1], 0].view(-1, 1, 1).expand(points.shape[:-1])
+
+    batch_rows = []
+    batch = batch_of(fn, x)
+    evaluate = batch.evaluate
+
+    def remember(points, which):
+        batch_rows.append(which)
+        return evaluate(points, which)
+
+    batch.evaluate = remember
+    found = find_dependencies(batch, random())
+    assert found.depends.tolist() == [[False, True]]
+    assert batch.evaluations == 8 * (16 + 2 * 2) + again
+
+
 @pytest.mark.parametrize(("failing", "answered"), [(0, 1), (2, 0.5)])
 def test_what_never_answers_is_taken_to_depend(failing, answered):
     def fn(points):

@@ -265,6 +265,26 @@ def test_context_and_portions():
     assert found.evaluations == sum(calls)
 
 
+def test_the_least_change_that_is_seen():
+    """Four standard deviations of a difference are suspected; 2.326 more are missed by one in a hundred."""
+    found = detect(noisy(torch.sin, 1e-2), torch.randn(50, 3))
+    assert torch.allclose(found.least, found.noise * 2**0.5 * (4 + 2.3263), rtol=1e-4)
+    assert (found.false_alarm, found.miss) == (0.01, 0.01)
+    assert torch.allclose(found.noise, torch.tensor(1e-2), rtol=0.2)
+
+
+def test_requests_fit_into_the_memory_that_there_is():
+    """A row has two inputs, two outputs and a context, of four bytes each: ten rows."""
+    calls = []
+
+    def fn(x, gain):
+        calls.append(len(x))
+        return x * gain
+
+    detect(fn, torch.randn(20, 2), torch.ones(20, 1), evaluator=Local(memory=200))
+    assert max(calls[1:]) == 10
+
+
 def test_one_row_with_its_context():
     found = detect(lambda x, gain: x * gain, torch.ones(1, 3), torch.ones(1, 1))
     assert torch.equal(found.depends, torch.eye(3).bool())

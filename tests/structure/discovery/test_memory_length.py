@@ -57,6 +57,8 @@ def test_a_little_noise_does_not_matter():
     assert length([1, 0, 0, 0], uncertainty=2.2e-6) == 1
     assert length([1, 0, 0, 0], uncertainty=2.3e-6) == 4
     assert length([1, 0.5, 0, 0], noise=0.25, uncertainty=0.4) == 4
+    # Where next to nothing can come after the last that was seen, as by this decay, that is the end.
+    assert length([1, 1, 1e-3, 1e-6] + [0] * 4, uncertainty=[0, 0, 0, 0, 1e-3, 0, 0, 0]) == 4
 
 
 # ---- the response
@@ -148,12 +150,23 @@ def test_a_single_time_step_shows_no_noise():
     assert (noise, uncertainty) == (0, [0])
 
 
-@pytest.mark.parametrize(("failing", "length"), [((2,), 1), ((2, 4), 1), ((2, 4, 6), 0), ((0,), 0)])
-def test_half_of_the_moves_may_fail_but_not_the_first(failing, length):
-    """Eight time steps, moved at 0, 2, 4 and 6; only a move of the first shows what is left at the end."""
+@pytest.mark.parametrize(
+    ("failing", "length"),
+    [
+        ([(0, 2), (1, 2), (0, 4), (1, 4)], 1),
+        ([(0, 2), (1, 2), (0, 4), (1, 4), (1, 6)], 0),
+        ([(0, 0)], 1),
+        ([(0, 0), (1, 0)], 0),
+    ],
+)
+def test_half_of_the_moves_may_fail_but_not_all_of_the_first_time_step(failing, length):
+    """Two rows of eight time steps, moved at 0, 2, 4 and 6; only a move of the first shows what is left at the end."""
 
     def fn(points):
-        moved = (points != 1).nonzero()[:, -1].unique().tolist() if points.ndim == 4 else []
-        return torch.where(torch.tensor(set(moved) <= set(failing) and bool(moved)), math.nan, points)
+        y = points.clone()
+        for row, time in failing:
+            if points.ndim == 4 and bool((points[row, ..., time] != 1).any()):
+                y[row] = math.nan
+        return y
 
     assert memory_length(*response(batch_of(fn, torch.ones(2, 8), 1), torch.Generator())) == length
