@@ -116,6 +116,13 @@ def test_changes_are_in_standard_deviations_of_a_difference(paired, max_points):
     assert batch.evaluations == 2 * 2 * (2 if paired else 1)
 
 
+@pytest.mark.parametrize(("size", "certain"), [(5.9, 0), (6.1, 1)])
+def test_six_standard_deviations_are_certain(size, certain):
+    batch = batch_of(torch.clone, torch.zeros(1, 1))
+    found = responses(batch, torch.tensor([0]), torch.tensor([[size * math.sqrt(2)]]), torch.ones(1, 1), False)
+    assert found.certain.tolist() == [[certain]]
+
+
 @pytest.mark.parametrize("paired", [False, True])
 def test_comparisons_that_fail_are_no_answers(paired):
     """One answer is missing where the first input is moved to 3, and one at the second row itself."""

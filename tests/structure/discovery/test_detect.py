@@ -270,7 +270,7 @@ def test_the_least_change_that_is_seen():
     found = detect(noisy(torch.sin, 1e-2), torch.randn(50, 3))
     assert torch.allclose(found.least, found.noise * 2**0.5 * (4 + 2.3263), rtol=1e-4)
     assert (found.false_alarm, found.miss) == (0.01, 0.01)
-    assert torch.allclose(found.noise, torch.tensor(1e-2), rtol=0.2)
+    assert torch.allclose(found.noise, torch.tensor(1e-2), rtol=0.4)
 
 
 def test_requests_fit_into_the_memory_that_there_is():
