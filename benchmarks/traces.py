@@ -98,7 +98,7 @@ class Recorder:
     """
 
     def __init__(self, run: Run, light: bool = False) -> None:
-        self.run, self.take = run, run._take
+        self.run, self.take = run, run.take_step
         self.trace = Trace()
         self._on_device: list[tuple[Layout, Tensor, Tensor]] = []  # checksums and loss of each step, to be read later
         self._weights: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
@@ -107,7 +107,7 @@ class Recorder:
         self._captured: dict[str, Tensor] = {}
         if not light:
             self._watch()
-        run._take = self
+        run.take_step = self
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         """One training step."""

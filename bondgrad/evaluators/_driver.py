@@ -31,7 +31,7 @@ class Driver:
         self.evaluator = evaluator
         self.requests = requests  # sent so far
         self.max_rows = evaluator.max_rows  # in one request; less once memory has run out; None: no limit
-        self._rows = 0  # of the last portion, which is to be halved if memory runs out
+        self._rows: int  # of the last portion, which is to be halved if memory runs out
         self._warned = False
 
     @property

@@ -50,7 +50,7 @@ class Run:
         used = (read_in, read_out, self.parts.through, self.parts.black_box, self.optimizer, self.spsa)
         graphed = GraphedStep(self._step, *[part for part in used if part is not None])
         on_a_bench = (settings.box or {}).get("bench") is not None  # whose voltages are looked at in Python
-        self._take = graphed if settings.graph and device.type == "cuda" and not on_a_bench else self._step
+        self.take_step = graphed if settings.graph and device.type == "cuda" and not on_a_bench else self._step
         self.replayed = False  # by a process before this one
         self.comparison = Comparison(self.parts, self._behind, self._precision, device)
         self._rows = self._shuffled()
@@ -109,7 +109,7 @@ class Run:
         compare = compare and every > 0 and self.steps % every == 0 and self.settings.gradient.method != "AD"
         before = self.comparison.before(x, y) if compare else None
         clock = time.perf_counter()
-        loss = self._take(x, y)
+        loss = self.take_step(x, y)
         if timed and self.device.type == "cpu":
             self.milliseconds.append(1e3 * (spent + time.perf_counter() - clock))
         self.loss_sum += loss
@@ -276,7 +276,7 @@ class Run:
     @property
     def captured(self) -> bool:
         """Whether steps were replays of a CUDA graph."""
-        return self.replayed or (isinstance(self._take, GraphedStep) and self._take.replays > 0)
+        return self.replayed or (isinstance(self.take_step, GraphedStep) and self.take_step.replays > 0)
 
     @property
     def asked(self) -> int:

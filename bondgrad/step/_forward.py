@@ -108,7 +108,7 @@ def _ask_from_explicit_state(
     for start, stop in zip(starts, [*starts[1:], time], strict=True):
         states.append((start, before))
         y = _ask(call, recorder, x[:, start * d : stop * d], (*call.context, *before), seed)
-        answers.append(y.clone() if len(starts) > 1 else y)  # a box may answer in the same memory each time
+        answers.append(y.clone())  # a box may answer in the same memory each time
         before = recorder.take(rows)
     memory.advance(before, call.training)
-    return answers[0] if len(answers) == 1 else torch.cat(answers, 1), tuple(states)
+    return torch.cat(answers, 1), tuple(states)

@@ -63,17 +63,11 @@ class PolicyState(nn.Module):
     def write(self, state: State) -> None:
         """Keep a new state: in place, since a captured graph may use these very buffers."""
         buffers: dict[str, Any] = self._buffers
-        if all(value is buffers[name] for name, value in state.items()):
-            return
-        # A policy may keep a value under another name, which is read before anything is written.
-        moved = {id(buffers[name]) for name in self.names}
-        state = {
-            name: value.clone() if id(value) in moved and value is not buffers[name] else value
-            for name, value in state.items()
-        }
-        for name, value in state.items():
-            if value is not buffers[name]:
-                buffers[name].copy_(value)
+        changed = {name: value for name, value in state.items() if value is not buffers[name]}
+        if len(changed) > 1:  # a policy may give a value another name: it is read before anything is written
+            changed = {name: value.clone() for name, value in changed.items()}
+        for name, value in changed.items():
+            buffers[name].copy_(value)
 
     def joint_batch(
         self, policy: Policy, differences: Differences, limits: Limits | None, x: Tensor, learns: bool

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from bondgrad import BlackBox, BoxError
-from bondgrad.evaluators import Driver, Local
+from bondgrad.calling._function import RowFunction
+from bondgrad.evaluators import Driver, Local, Request
 from bondgrad.policies import Fixed
 from tests.helpers import gradient
 
@@ -157,3 +158,36 @@ def test_memory_of_a_request_on_a_cpu_and_on_an_accelerator():
     assert Driver(Local(memory=1)).portion(30, 10**12, torch.device("cpu")) == 1
     assert Driver(Local(max_rows=5)).portion(1, 10**12, torch.device("cpu")) == 5
     assert driver.portion(1, 7, torch.device("cpu")) == 7
+
+
+@pytest.mark.parametrize(
+    ("max_rows", "pairs", "sizes"),
+    [(5, True, [4, 4, 4, 2]), (5, False, [5, 5, 4]), (1, True, [1] * 14), (None, True, [14]), (14, True, [14])],
+)
+def test_pairs_are_not_divided_among_requests_of_more_than_one_row(max_rows, pairs, sizes):
+    fn, points = Counting(), torch.randn(14, 3)
+    function = RowFunction(fn, None)
+    driver = Driver(Local(max_rows), requests=3)
+    assert torch.equal(driver.ask(Request(function, points, pairs=pairs)), points.sin())
+    assert fn.sizes == sizes
+    assert driver.requests == 3 + len(sizes)
+    assert Driver(Local()).requests == 0
+
+
+def test_a_portion_has_what_fits_into_the_memory_and_at_least_one_row():
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert Driver(Local()).portion(2**10, 10**6, cpu) == 2**11
+    assert Driver(Local()).portion(2**10, 10**6, gpu) == 2**18
+    assert Driver(Local()).portion(2**10, 100, cpu) == 100
+    assert Driver(Local()).portion(2**30, 100, cpu) == 1
+    assert Driver(Local(memory=2**12)).portion(2**10, 100, gpu) == 4
+    assert Driver(Local(max_rows=7)).portion(2**10, 100, cpu) == 7
+
+
+def test_memory_may_reach_for_one_row_at_a_time():
+    fn = Counting(limit=1)
+    x, gy = torch.randn(3, 2), torch.randn(3, 2)
+    with pytest.warns(UserWarning, match="out of memory with 3 rows at a time: going on with at most 1"):
+        g = gradient(BlackBox(fn, 2, policy=Fixed(1e-2)), x, gy)
+    assert set(fn.sizes) == {1}
+    assert torch.allclose(g, gy * x.cos(), rtol=1e-2, atol=1e-4)

@@ -173,8 +173,8 @@ def test_signs_at_the_parameters_are_those_of_the_gradients_there():
         each.parts.read_in[0].bias.data[:3] = -100  # units without a gradient
     x, y = run.task.batch(run._rows[0], run.crops)
     before = run.comparison.before(x, y)
-    loss = run._take(x, y)
-    exact._take(x, y)
+    loss = run.take_step(x, y)
+    exact.take_step(x, y)
     g, reference = (torch.cat([p.grad.flatten() for p in r.parts.read_in.parameters()]) for r in (run, exact))
     seen = dict(zip(LOOK, run.comparison.look(0, loss, before).tolist(), strict=True))
     alive = reference != 0
@@ -321,7 +321,7 @@ def test_captured_steps_are_those_that_ran_as_they_were(way):
     graphed, eager = start(WAYS[way], "cuda"), start(replace(WAYS[way], graph=False), "cuda")
     assert outcome(finish(graphed)) | {"graph": False} == outcome(finish(eager))
     assert same_state(weights(graphed), weights(eager))
-    assert graphed._take.replays > 0 or "calibrated" in way or "echo" in way, graphed._take.eager_steps
+    assert graphed.take_step.replays > 0 or "calibrated" in way or "echo" in way, graphed.take_step.eager_steps
 
 
 @needs_cuda
@@ -332,7 +332,7 @@ def test_compiled_steps_are_captured():
         start(replace(PICTURES, compile=c, graph=g), "cuda") for c, g in ((True, True), (True, False), (False, False))
     ]
     captured, compiled, plain = (outcome(finish(run)) for run in runs)
-    assert runs[0]._take.replays > 0
+    assert runs[0].take_step.replays > 0
     assert captured | {"graph": False} == compiled
     assert same_state(weights(runs[0]), weights(runs[1]))
     assert compiled["test_loss"] == pytest.approx(plain["test_loss"], rel=1e-2)

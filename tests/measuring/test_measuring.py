@@ -9,7 +9,6 @@ from bondgrad.measuring._moves import one_input_moved
 from bondgrad.measuring._noise import noise_from_repeats
 from bondgrad.measuring._rounding import ROUNDING_UNITS, RoundingNoise
 from bondgrad.measuring._spread import Spread, input_sums
-from bondgrad.measuring._statistics import normal_quantile, student
 
 
 @pytest.mark.parametrize("inputs", [slice(1, 4), torch.tensor([1, 2, 3]), torch.tensor([[1, 2, 3]] * 5)])
@@ -61,14 +60,3 @@ def test_rounding_goes_by_the_larger_answer_and_by_the_usual_one():
     assert rounding.usual.tolist() == [2, 0]
     between = rounding.between(torch.tensor([[1.0, -4.0], [-8.0, math.nan]]), torch.tensor([[0.5, 2.0], [1.0, 1.0]]))
     assert (between / ROUNDING_UNITS).tolist() == [[1, 2], [4, 0]]  # nothing is known of an answer that did not come
-
-
-def test_quantiles_of_the_normal_distribution():
-    assert [normal_quantile(p) for p in (0.5, 0.975)] == pytest.approx([0, 1.959964], abs=1e-6)
-
-
-@pytest.mark.parametrize(("freedom", "expected"), [(5.0, 2.570582), (10.0, 2.228139), (30.0, 2.042272)])
-def test_quantiles_of_students_distribution(freedom, expected):
-    """Those of 97.5 % in the tables; the expansion of Cornish and Fisher has three terms."""
-    found = float(student(normal_quantile(0.975), torch.tensor([freedom], dtype=torch.float64)))
-    assert found == pytest.approx(expected, rel=3e-3 if freedom < 10 else 1e-4)

@@ -135,3 +135,85 @@ def test_calls_that_fail_by_chance_are_made_again():
         assert torch.equal(asked.ask_rows(torch.arange(20)), asked.x)
     assert asked.caller.random_failures > 0
     assert asked.caller.largest == 512
+
+
+def test_what_there_is_time_for_goes_by_the_time_of_calls_and_rows():
+    asked = sampler(double, budget=10_000, seconds=100.5)
+    assert (asked.affordable, asked.affordable_calls) == (10_000, 10_000)
+    asked.caller.seconds_per_row = 1.0
+    asked.caller.largest = 4
+    assert (asked.caller.call_rows, asked.affordable, asked.affordable_calls) == (1, 100, 100)
+    asked.caller.seconds_per_call, asked.caller.seconds_per_row = 10.0, 2.5
+    assert asked.caller.call_rows == 4
+    assert asked.affordable == 20  # four rows in 20 seconds
+    assert asked.affordable_calls == 8  # one row in 12.5
+    asked.require(20, calls=8)
+    with pytest.raises(BudgetExceeded, match="the 20 evaluations in the time left"):
+        asked.require(21)
+    with pytest.raises(BudgetExceeded, match="the 8 calls that there is time for"):
+        asked.require(1, calls=9)
+
+
+def test_a_share_of_what_is_left_is_divided_among_things():
+    asked = sampler(double, budget=100)
+    assert asked.affordable_count(10, 7) == 10
+    assert asked.affordable_count(100, 7) == 14
+    assert asked.affordable_count(100, 7, share=0.5) == 7
+    assert asked.affordable_count(100, 100) == 1
+    with pytest.raises(BudgetExceeded):
+        asked.affordable_count(100, 101)
+
+
+def test_a_value_near_a_limit_is_moved_inwards_before_it_is_moved_to_both_sides():
+    x = torch.tensor([[0.0], [10.0], [5.0]])
+    asked = sampler(double, x, limits=(0, 10))
+    spread = float(x.std(correction=0))
+    ends, whole = asked.either_side(torch.arange(3), torch.zeros(3, dtype=torch.long), torch.ones(3, 1).double())
+    room = 0.3 * spread
+    assert ends[:, 0].mean(1).tolist() == pytest.approx([room, 10 - room, 5])
+    assert whole.all()
+    narrow = sampler(double, x, limits=(0, 10))
+    narrow.spread = narrow.spread * 100  # the room is a quarter of what lies between the limits at most
+    ends, _ = narrow.either_side(torch.tensor([0]), torch.tensor([0]), torch.tensor([[0.5]]).double())
+    assert ends.flatten().tolist() == [2.0, 3.0]
+
+
+def test_spreads_of_inputs_that_vary_are_their_deviations_whatever_the_limits():
+    x = torch.tensor([[0.0, 3.0], [2.0, 3.0]])
+    assert sampler(double, x, limits=(0, 3)).spread.tolist() == [1.0, 0.75]
+
+
+def test_many_moves_are_asked_about_in_portions():
+    sizes = []
+
+    def fn(x: torch.Tensor):
+        sizes.append(len(x))
+        return x[:, :1]
+
+    asked = sampler(fn, torch.randn(4, 2**16), budget=100_000)
+    values = torch.randn(40, 1, 2).double()
+    asked.ask_moved(torch.zeros(40, dtype=torch.long), torch.arange(40), values)
+    assert sizes == [32, 32, 16]  # two points of sixteen moves have 2^21 numbers
+
+
+def test_seeds_of_boxes_that_need_one():
+    seen = []
+
+    def needs(x, seed):
+        seen.append(seed)
+        return x
+
+    def takes(x, seed=None):
+        seen.append(seed)
+        return x
+
+    asked = sampler(needs)
+    asked.ask_rows(torch.arange(2))
+    asked.ask_rows(torch.arange(2))
+    first, second = seen[-2:]
+    assert first != second  # a new one in every call
+    asked.seed = 5
+    asked.ask_rows(torch.arange(2))
+    assert seen[-1] == 5
+    sampler(takes).ask_rows(torch.arange(2))
+    assert seen[-1] is None

@@ -55,3 +55,32 @@ def test_steps_at_their_limit_and_boxes_that_do_not_move():
     assert not examine(trial(), y).dead
     assert examine(trial(torch.zeros(3, 4, 3)), y).dead
     assert not examine(trial(torch.zeros(3, 4, 3), sound=False), y).dead  # there were no answers
+
+
+def test_answers_that_did_not_come_say_nothing_of_rounding():
+    y = torch.tensor([[math.nan, 1.0], [1e-6, math.inf]])
+    assert not examine(trial(repeated=torch.tensor([[0.0, 0.0], [1e-8, 0.0]]), rows=2), y).alike
+    assert not examine(trial(repeated=torch.tensor([[0.0, 1e-5], [0.0, 0.0]]), rows=2), y).alike
+    assert examine(trial(repeated=torch.tensor([[math.nan, 0.0], [0.0, math.inf]]), rows=2), y).alike
+
+
+def test_a_report_does_not_depend_on_the_scale_of_slopes():
+    generator = torch.Generator().manual_seed(0)
+    slopes = 1 + 0.1 * torch.randn(3, 50, 3, generator=generator)
+    slopes[:, 0, 0] = 1e-6
+    usual, large = (examine(trial(slopes * scale), torch.ones(4, 2)) for scale in (1.0, 1e30))
+    assert (large.signal, large.drowned) == pytest.approx((usual.signal, usual.drowned), rel=1e-3)
+    assert large.rough == pytest.approx(usual.rough * 1e30, rel=1e-3)
+
+
+def test_slopes_that_agree_are_a_signal_in_units_of_what_noise_would_give():
+    # In D(h/2), D(h), D(2h) = 2 + (e, 0, 0) the noise has the variance e² / (4 + 25/16 + 1/64), from 1, -1.25, 0.25.
+    e = 0.1
+    noise = e**2 / (4 + 1.25**2 + 0.25**2 / 4)
+    slopes = torch.full((3, 25, 4), 2.0, dtype=torch.float64)
+    slopes[0] += e
+    found = examine(trial(slopes), torch.ones(4, 2))
+    assert found.signal == pytest.approx(4 * 25 * 4 / (noise / 2) / math.sqrt(100), rel=1e-3)
+    assert found.drowned == pytest.approx(noise / 4, rel=1e-3)
+    assert found.rough == pytest.approx(math.sqrt(2 * noise) * 0.1, rel=1e-3)
+    assert found.at_limit == 0

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from bondgrad import BlackBox, Forward
+from bondgrad import BlackBox, Forward, Simultaneous
 from bondgrad.evaluators import Local
 from bondgrad.policies import Calibrated, Fixed
+from bondgrad.torch_support._ranks import ALONE
 from tests.helpers import gradient, noisy
 
 
@@ -150,7 +151,7 @@ def test_sums_that_overflow_are_no_failures():
 
 
 def test_a_trial_takes_a_quarter_of_a_small_batch_and_sixteen_rows_of_a_large_one():
-    for rows, used, start in ((8, 2, 2), (40, 10, 8), (200, 16, 8)):
+    for rows, used, start in ((3, 1, 1), (8, 2, 2), (40, 10, 8), (200, 16, 8)):
         layer = BlackBox(torch.sin, 3, policy=Calibrated(), seed=0)
         x, gy = torch.randn(rows, 3), torch.randn(rows, 3)
         gradient(layer, x, gy)
@@ -201,3 +202,20 @@ def test_the_standard_error_is_for_policies_that_measure():
     layer = BlackBox(torch.sin, 3, policy="bond")
     with pytest.raises(Exception, match="does not measure the noise"):
         layer.standard_error(None)
+
+
+def test_alone_outside_of_checkpoints_and_groups_nothing_is_kept_or_exchanged():
+    layer = BlackBox(torch.sin, 3, seed=0)
+    forward = layer.evaluate_rows(torch.randn(4, 3), (), None, graded=True)[1]
+    assert (forward.ticket, forward.part) == (0, ALONE)
+    state, differences = layer.policy_state, layer.estimator.differences
+    assert state.joint_batch(layer.policy, differences, None, torch.randn(4, 3), learns=True) == ALONE
+
+
+def test_statistics_of_steps():
+    layer = BlackBox(torch.sin, 3, policy=Fixed(0.25), estimator=Simultaneous(2), seed=0)
+    assert (layer.stats.step, layer.stats.lower, layer.stats.upper) == (None, None, None)
+    gradient(layer, torch.randn(4, 3), torch.ones(4, 3))
+    stats = layer.stats
+    assert (stats.calls, stats.evaluations, stats.failures) == (2, 4 + 4 * 4, 0)
+    assert stats.step.tolist() == stats.lower.tolist() == stats.upper.tolist() == [0.25] * 3

@@ -1,0 +1,118 @@
+"""Another box in the place of one that a layer was made for."""
+
+import pytest
+import torch
+
+from bondgrad import BlackBox
+from bondgrad.policies import Fixed
+from bondgrad.structure import Blocks, Dense
+from tests.evaluators.test_own_evaluators import Recording
+from tests.helpers import gradient
+
+
+class Halves:
+    """Two blocks, and says so."""
+
+    structure = Blocks(2, 2)
+
+    def __call__(self, x):
+        return torch.cat((x[:, :2].cumsum(1), x[:, 2:].cumsum(1)), 1)
+
+
+def evaluations(layer):
+    before = layer.stats.evaluations
+    gradient(layer, torch.randn(1, 4), torch.ones(1, 4))
+    return layer.stats.evaluations - before
+
+
+def test_a_box_brings_its_own_structure_unless_one_was_given():
+    layer = BlackBox(Halves(), 4, policy=Fixed(0.1))
+    assert evaluations(layer) == 1 + 2 * 2
+    layer.fn = lambda x: x.cumsum(1)
+    assert isinstance(layer.structure, Dense)
+    assert evaluations(layer) == 1 + 2 * 4
+    given = BlackBox(Halves(), 4, policy=Fixed(0.1), structure="dense")
+    assert evaluations(given) == 1 + 2 * 4
+    given.fn = Halves()
+    assert isinstance(given.structure, Dense)
+    assert evaluations(given) == 1 + 2 * 4
+
+
+def test_a_structure_that_is_found_out_is_found_out_anew():
+    layer = BlackBox(Halves(), 4, policy=Fixed(0.1), structure="auto", seed=0)
+    gradient(layer, torch.randn(64, 4), torch.ones(64, 4))
+    found = layer.structure
+    layer.fn = lambda x: x.cumsum(1)
+    assert layer.structure != found
+    with pytest.raises(ValueError, match="needs a BlackBox of its own"):
+        BlackBox(torch.sin, 4).fn = Automatic()
+
+
+class Automatic:
+    structure = "auto"
+
+    def __call__(self, x):
+        return x
+
+
+def test_another_box_begins_with_the_state_that_was_given_in_both_modes():
+    def count(x, state):
+        return x + state, state + 1
+
+    layer = BlackBox(count, 2, state=torch.zeros(1, 1))
+    x = torch.zeros(3, 2)
+    for mode in (True, False):
+        layer.train(mode)
+        layer(x)
+        assert layer(x).unique().tolist() == [1]
+    layer.fn = lambda x, state: count(x, state)
+    assert layer(x).unique().tolist() == [0]
+    layer.train()
+    assert layer(x).unique().tolist() == [0]
+
+
+def test_modes_have_states_of_their_own():
+    layer = BlackBox(lambda x, state: (x + state, state + 1), 2, state=torch.zeros(1, 1))
+    x = torch.zeros(3, 2)
+    layer(x)
+    layer.train()  # it is in that mode
+    assert layer(x).unique().tolist() == [1]
+    layer.eval()
+    assert layer(x).unique().tolist() == [0]
+    layer.eval()
+    assert layer(x).unique().tolist() == [1]
+    layer.train()
+    assert layer(x).unique().tolist() == [2]
+    layer.eval()
+    assert layer(x).unique().tolist() == [0]
+
+
+def test_requests_are_numbered_from_zero_and_on_with_another_evaluator():
+    first, second = Recording(), Recording()
+    layer = BlackBox(torch.sin, 2, policy=Fixed(0.1), evaluator=first)
+    gradient(layer, torch.randn(3, 2), torch.ones(3, 2))
+    layer.evaluator = second
+    gradient(layer, torch.randn(3, 2), torch.ones(3, 2))
+    assert [[request.number for request in evaluator.requests] for evaluator in (first, second)] == [[0, 1], [2, 3]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_a_box_is_given_single_precision_at_least(dtype):
+    seen = []
+
+    def fn(x):
+        seen.append(x.dtype)
+        return x
+
+    y = BlackBox(fn, 2)(torch.zeros(3, 2, dtype=dtype))
+    assert seen == [torch.float64 if dtype is torch.float64 else torch.float32]
+    assert y.dtype is dtype
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_box_keeps_its_precision_where_the_model_goes_to_half(dtype):
+    box = torch.nn.Linear(2, 2, dtype=dtype)
+    layer = BlackBox(box, 2).half()
+    assert box.weight.dtype is dtype
+    assert layer.double().fn.weight.dtype is torch.float64
+    assert BlackBox(torch.nn.Linear(2, 2).half(), 2).bfloat16().fn.weight.dtype is torch.bfloat16
