@@ -186,7 +186,7 @@ class BlackBox(Layer):
 
     def _adopt_structure(self, structure: Any, fn: Callable[..., Any], width: int | None) -> None:  # noqa: ANN401
         found = resolve(structure, fn)
-        known = found.structure(None) if isinstance(found, AutoStructure) else found
+        known = found.structure({}) if isinstance(found, AutoStructure) else found
         known.check(self.in_features, width)
         self._structure = known
         self._structure_given = structure is not None  # and not by the box itself

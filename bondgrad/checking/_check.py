@@ -1,5 +1,6 @@
 """The function `check`, and what it returns."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -7,31 +8,18 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from bondgrad.calling._inputs import check_input, context_rows
+from bondgrad.calling._inputs import check_rows, context_rows
 from bondgrad.calling._limits import Limits
 from bondgrad.checking._gradient_check import GradientCheck, least_cost
 from bondgrad.checking._sampler import GradientSampler
+from bondgrad.checking._settings import SETTINGS
 from bondgrad.checking._slopes import LossSlopes
-from bondgrad.checking._words import HUGE_ERROR, percent, problems, weak
+from bondgrad.checking._words import percent, problems, weak
 from bondgrad.errors import checked_seed, positive_float, positive_int
 from bondgrad.evaluators import Evaluator
 from bondgrad.measuring._spread import Spread
 
-
-@dataclass(frozen=True)
-class RowSettings:
-    """At which rows a gradient is looked at."""
-
-    rows: int = (
-        16  # of x at which slopes are measured, as many as the power of `benchmarks/check_power.py` was found with
-    )
-    finite_rows: int = 256  # at which the gradient is at least to be finite
-    finite_part: int = 8  # that may cost one evaluation in so many of the budget
-    suspects: int = 4  # rows without a finite gradient near which it is made sure that the box has outputs
-    margin: float = 0.05  # of the spread: rows closer to a limit are moved away from it, to have room on both sides
-
-
-SETTINGS = RowSettings()
+Verdict = Literal["right", "wrong", "undecided"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +45,7 @@ class Check:
         True
     """
 
-    verdict: Literal["right", "wrong", "undecided"]
+    verdict: Verdict
     factor: Tensor  # [d] the gradient in units of the slope, over rows: 1 where right; NaN: the slope was not seen
     standard_error: Tensor  # [d] of the factor
     error: Tensor  # [d] root mean square over rows, in units of that of the slope, noise taken off
@@ -78,16 +66,15 @@ class Check:
 
     def __str__(self) -> str:
         least, rates, seen = float(self.visible.max()), self.rate[~self.rate.isnan()], ~self.factor.isnan()
-        text = f"one of {percent(least)}" if least < HUGE_ERROR else "hardly any"
+        text = f"one of {percent(least)}" if least < SETTINGS.huge_error else "hardly any"
         first = {
             "right": f"right: no input's gradient is off by more than {percent(least)}",
             "wrong": "wrong",
             "undecided": "undecided: there is too much noise to tell an error of "
             f"{percent(2 * self.tolerance)}; {text} would have been seen. Give a larger budget or tolerance",
         }[self.verdict]
-        remainder = "noise at every step t"
-        if len(rates):
-            remainder = f"t^{float(rates.min() if self.verdict == 'wrong' else rates.median()):.1f}"
+        rate = rates.min() if self.verdict == "wrong" and len(rates) else rates.median()  # NaN, where there is none
+        remainder = "noise at every step t" if rate.isnan() else f"t^{float(rate):.1f}"
         known = f"factors known to {percent(float(self.standard_error[seen].max()))}; " if bool(seen.any()) else ""
         last = f"remainder of Taylor's series ~ {remainder} (right: t^2, wrong: t^1); {known}"
         lines = (first, *self.problems, *weak(self.factor, self.visible), f"{last}{self.evaluations} evaluations")
@@ -126,40 +113,32 @@ def check(
     """
     if not callable(box):
         raise TypeError(f"box must be callable, got {type(box).__name__}")
-    _check_rows(x)
+    check_rows(x)
+    if x.dtype.itemsize < 4 or not bool(torch.isfinite(x).all()):
+        raise ValueError(f"x must be finite and in float32 or float64, got {x.dtype}: leave out rows with NaN or inf")
     tolerance = positive_float("tolerance", tolerance)
     generator = torch.Generator("cpu").manual_seed(checked_seed(seed))
     bounds = getattr(box, "limits", None) if limits is None else Limits(limits, x.shape[1])
+    bounds = bounds or Limits((-math.inf, math.inf), x.shape[1])
     sampler = GradientSampler(box, positive_int("budget", budget), evaluator)
     with sampler.without_trace():
-        slopes, missing = _typical_rows(sampler, x.detach(), context_rows(context, x.shape[:1]), bounds, generator)
+        slopes = _typical_rows(sampler, x.detach(), context_rows(context, x.shape[:1]), bounds, generator)
         gradient_check = GradientCheck(slopes, tolerance, generator)
-        evidence = gradient_check.run().also_missing(missing)
+        evidence = gradient_check.run()
+        verdict: Verdict = "right" if bool(evidence.enough.all()) else "undecided"
+        verdict = "wrong" if bool(evidence.wrong.any()) else verdict
         found = evidence.factor[:-1], evidence.standard_error[:-1], evidence.error, evidence.visible
         rest = gradient_check.rate(), tolerance, sampler.evaluations, problems(evidence, tolerance, slopes.scale)
-        return Check(evidence.verdict, *found, *rest)
-
-
-def _check_rows(x: Tensor) -> None:
-    """Refuse an x that is not finite rows [N, d] in float32 or float64."""
-    if isinstance(x, Tensor) and (x.ndim != 2 or x.dtype.itemsize < 4):
-        raise ValueError(f"x must be rows [N, d] in float32 or float64, got {list(x.shape)} of {x.dtype}")
-    check_input(x, x.shape[-1] if isinstance(x, Tensor) else 0)
-    if not bool(torch.isfinite(x).all()):
-        raise ValueError("x must be finite: leave out rows with NaN or inf")
+        return Check(verdict, *found, *rest)
 
 
 def _typical_rows(
-    sampler: GradientSampler,
-    x: Tensor,
-    context: tuple[Tensor, ...],
-    limits: Limits | None,
-    generator: torch.Generator,
-) -> tuple[LossSlopes, Tensor]:
+    sampler: GradientSampler, x: Tensor, context: tuple[Tensor, ...], limits: Limits, generator: torch.Generator
+) -> LossSlopes:
     """Choose rows of x [N, d], and gy such that every output has the same weight.
 
-    Returns:
-        The loss at few rows, to be measured, and bool [d]: whose gradient at any of many rows is not finite.
+    Gradients are looked at in many rows. Those where any is not finite are among the few that are chosen, so that it is
+    seen whether the box has a slope there: where its domain ends, as that of a root, the gradient may be infinite.
     """
     start, d = sampler.gradient_cost(0), x.shape[1]  # policies may have to find a first step
     gradient = sampler.gradient_cost(1) - start
@@ -168,38 +147,21 @@ def _typical_rows(
     if left < each + look:
         raise ValueError(f"budget must be at least {each + look + start} for {d} inputs, got {sampler.budget}")
     scale = Spread.of(x.double()).typical
-    if limits is not None:
-        low, high = limits.like(x)
-        margin = SETTINGS.margin * torch.minimum(high - low, scale.to(x.dtype))
-        x = x.clamp(low + margin, high - margin)
-    many = min(SETTINGS.finite_rows, sampler.budget // SETTINGS.finite_part // look, (left - each) // look)
-    count = max(many, min(SETTINGS.rows, left // (each + look)))
+    low, high = limits.like(x)
+    margin = SETTINGS.margin * torch.minimum(high - low, scale.to(x.dtype))
+    x = x.clamp(low + margin, high - margin)
+    count = min(SETTINGS.finite_rows, sampler.budget // SETTINGS.finite_part // look, (left - each) // look)
     rows = torch.randperm(len(x), generator=generator)[:count].to(x.device)
-    x, context = x[rows], tuple(c[rows] for c in context)
-    y = sampler.outputs(x, context).double()
+    y = sampler.outputs(x[rows], tuple(c[rows] for c in context)).double()
     answered = torch.isfinite(y).all(1)
     if not bool(answered.any()):
         raise ValueError("box must have finite answers at x: it has none at the rows that were tried")
-    x, y, context = x[answered], y[answered], tuple(c[answered] for c in context)
+    rows, y = rows[answered], y[answered]
     weight, size = y.std(0, correction=0), y.abs().amax(0)
     weight = torch.where(weight > 1e-6 * size, weight, size)
     gy = torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y.device)
-    slopes = LossSlopes(sampler, x, context, gy / torch.where(weight > 0, weight, 1), scale, limits)
-    missing = _not_finite(slopes, each, generator)
-    return slopes.at(slice(max(1, min(SETTINGS.rows, sampler.left // each)))), missing
-
-
-def _not_finite(slopes: LossSlopes, reserve: int, generator: torch.Generator) -> Tensor:
-    """Which inputs, bool [d], have a gradient at any row that is not finite where the box is.
-
-    The box has to be so on both sides of the row: where its domain ends, as that of a root, the slope may be infinite.
-    So many evaluations as `reserve` says are left over.
-    """
-    bad = slopes.gradients(1, generator)[0].isinf()  # [r, d]
-    affordable = max(0, slopes.sampler.left - reserve) // (2 * bad.shape[1])
-    rows = bad.any(1).nonzero().squeeze(1)[: min(SETTINGS.suspects, affordable)]
-    if len(rows) == 0:
-        return torch.zeros_like(bad[0])
-    there = slopes.at(rows)
-    losses = there.losses(there.ladder()[..., -1:])[1]  # [suspects, d, 1, 2]
-    return (bad[rows] & torch.isfinite(losses).all(3).squeeze(2)).any(0)
+    gy = gy / torch.where(weight > 0, weight, 1)
+    slopes = LossSlopes(sampler, x[rows], tuple(c[rows] for c in context), gy, scale, limits)
+    finite = ~slopes.gradients(1, generator)[0].isinf().any(1)
+    chosen = torch.cat(((~finite).nonzero()[: SETTINGS.suspects], finite.nonzero())).squeeze(1)
+    return slopes.at(chosen[: max(1, min(SETTINGS.rows, sampler.left // each))])

@@ -13,35 +13,14 @@ References:
 """
 
 import math
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from bondgrad.checking._slopes import SETTINGS as SLOPES
+from bondgrad.checking._settings import SETTINGS
 from bondgrad.checking._slopes import SlopeSamples
 from bondgrad.measuring._statistics import FALSE_ALARM, LOOKS, freedom, mean, normal_quantile, student
-
-
-@dataclass(frozen=True)
-class EvidenceSettings:
-    """From when on something is believed. The values were found on the boxes of `tests/checking`."""
-
-    weak: float = 0.01  # errors are measured by at least this part of the typical slope, unless an input's own is clear
-    clear: float = 25.0  # a slope is clear if its square is so many times its variance
-    kink_gain: float = 16.0  # variance that rounding adds to a kink, in units of what it adds to a slope
-    kink_z: float = 4.0  # standard deviations from which a kink at a row is believed
-    kinks_z: float = 5.0  # the same for the sum of squares of all kinks of an input
-    kinks_part: float = 0.01  # of all entries that may seem to have one by chance
-    safety: float = 4.0  # the error left by extrapolation is at most this part of the change; in theory a fifteenth
-    scatter: float = 10.0  # slopes that scatter by so many times the variance due to noise are aliased
-    scatter_part: float = 0.1  # if they scatter by at least this part of their size
-    rounding_margin: float = 30.0  # times below the square of the tolerated error, rounding does not matter
-    levels: float = 4.0  # of rounding that drawn steps have to lead over for it to be random
-
-
-SETTINGS = EvidenceSettings()
 
 
 class Entries(NamedTuple):
@@ -53,9 +32,7 @@ class Entries(NamedTuple):
     var_g: Tensor  # [r, d] variance of g
     known: Tensor  # [r, d] bool
     bend: Tensor  # [r, d] error of s that is left by extrapolation
-    aliased: Tensor  # [d] bool: steps are much longer than waves of the function, and slopes say nothing
     at_kink: Tensor  # [r, d] bool: the function has a kink
-    has_kinks: bool  # it has more kinks than chance explains
 
 
 class Evidence(NamedTuple):
@@ -73,21 +50,11 @@ class Evidence(NamedTuple):
     missing: Tensor  # [d] bool: the gradient is not finite where the box is
     bending: Tensor  # [d] bool: what is not known is not due to noise, but to steps too long
 
-    def also_missing(self, missing: Tensor) -> "Evidence":
-        """With inputs, bool [d], whose gradient is not finite at other rows."""
-        wrong = torch.cat((self.wrong[:-1] | missing, self.wrong[-1:]))
-        return self._replace(wrong=wrong, missing=self.missing | missing)
-
-    @property
-    def verdict(self) -> Literal["right", "wrong", "undecided"]:
-        """Right is a gradient of which no input is wrong, if that was to be seen of all."""
-        return "wrong" if bool(self.wrong.any()) else "right" if bool(self.enough.all()) else "undecided"
-
 
 def compare(gradients: Tensor, samples: SlopeSamples, at_kink: Tensor, tolerance: float) -> Evidence:
     """Compare gradients [copies, r, d] with slopes, without entries known to be `at_kink`, bool [r, d]."""
     entries = _entries(gradients, samples, at_kink, tolerance)
-    s, g, var_s, var_g, known, bend, aliased = entries[:7]
+    s, g, var_s, var_g, known, bend, _ = entries
     e, var, n = g - s, var_s + var_g, known.sum(0).clamp(min=1)
     # The noise of s makes its squares too large, and its products with g - s too small.
     along, squares, noise_s = (_totals(t) for t in (e * s + var_s, s.square() - var_s, var_s))  # [d + 1]
@@ -110,9 +77,8 @@ def compare(gradients: Tensor, samples: SlopeSamples, at_kink: Tensor, tolerance
     rest, systematic = (e - factor[:-1] * s).square().sum(0), bend.norm(dim=0)
     allowed, wide = (norm * tolerance + systematic).square(), var * (t[:-1] / z).square()
     scatter = 2 * (x * (wide.square().sum(0) + 2 * wide.amax(0) * allowed)).sqrt() + 2 * x * wide.amax(0)
-    wrong = (off[:-1] | (rest > allowed + wide.sum(0) + scatter)) & ~aliased
     visible = torch.maximum(tolerance + noise[:-1] + bias[:-1], (allowed + scatter).sqrt() / norm)
-    visible = torch.where(aliased | ~known.any(0), math.inf, visible)
+    visible = torch.where(known.any(0), visible, math.inf)
     missing = (mean(samples.slope)[2] & gradients.isinf().any(0)).any(0)  # in any copy
     noisy = torch.maximum(noise[:-1], scatter.sqrt() / norm).clamp(min=tolerance / 4)
     return Evidence(
@@ -123,43 +89,41 @@ def compare(gradients: Tensor, samples: SlopeSamples, at_kink: Tensor, tolerance
         error=(e.square() - var).sum(0).clamp(min=0).sqrt() / norm,
         visible=visible,
         enough=visible * norm / usual <= 2 * tolerance,
-        wrong=torch.cat((wrong | missing, off[-1:] & ~aliased.any())),
+        wrong=torch.cat((off[:-1] | (rest > allowed + wide.sum(0) + scatter) | missing, off[-1:])),
         uniform=torch.cat(((e * s).sum(0).square() > e.square().sum(0) * s.square().sum(0) / 2, off[-1:])),
         missing=missing,
-        bending=(systematic / norm > noisy) | aliased,
+        bending=(systematic / norm > noisy) | ~known.any(0),
     )
 
 
 def _entries(gradients: Tensor, samples: SlopeSamples, at_kink: Tensor, tolerance: float) -> Entries:
     """Means over copies, without entries that have nothing to compare."""
     (s, var_s, known), (g, var_g, given) = mean(samples.slope), mean(gradients)
-    (kink, var_kink, _), step, rounding = mean(samples.kink), samples.step, samples.rounding_variance
+    kink, var_kink, _ = mean(samples.kink)
+    rounding = (SETTINGS.noise_gain * samples.rounding / samples.step).square()  # [r, d] what it adds to var_s
     # Where the function has a kink, there is no slope to compare with.
     var_kink = torch.maximum(var_kink, var_kink.nanmean(0)) + SETTINGS.kink_gain * rounding
     least = torch.maximum(SETTINGS.kink_z**2 * var_kink, tolerance**2 * s.square().nanmean(0))
     at_kink = at_kink | (kink.square() > least)
     known = known & given & ~at_kink
-    kinks, chance = (torch.where(known, t, 0).sum(0) for t in (kink.square() - var_kink, 2 * var_kink.square()))
-    has_kinks = bool((kinks > SETTINGS.kinks_z * chance.sqrt()).any())
-    has_kinks |= int(at_kink.sum()) > max(1, SETTINGS.kinks_part * at_kink.numel())
     # A row with outputs larger by orders of magnitude than others has as much more rounding, which would hide them.
     squares = torch.where(known, s.square(), math.nan)
     total = squares.nansum(0)  # [d]
     total = torch.maximum(total, SETTINGS.weak**2 * total.mean())
     part = rounding / squares
     known &= (rounding <= tolerance**2 * total / SETTINGS.rounding_margin) | (part <= part.nanmedian(0).values)
-    # Slopes of a wave much shorter than the steps scatter by far more than the loss at one point does.
-    noise = mean(samples.loss)[1] * (SLOPES.noise_gain / step).square() + rounding
-    beyond = len(samples.slope) * (var_s - SETTINGS.scatter * noise)
+    # Slopes of a wave much shorter than the steps scatter by far more than the loss at one point does, and say nothing.
+    noise = mean(samples.loss)[1] * (SETTINGS.noise_gain / samples.step).square() + rounding
+    beyond = torch.where(known, len(samples.slope) * (var_s - SETTINGS.scatter * noise), 0).sum(0)
+    known &= beyond <= SETTINGS.scatter_part**2 * torch.where(known, s.square(), 0).sum(0)
     # Rounding is random where the shortest of the drawn steps lead over several of its levels.
-    levels = (s * step).abs() * SLOPES.jitter / 4 / (math.sqrt(12) * samples.rounding)
+    levels = (s * samples.step).abs() * SETTINGS.jitter / 4 / (math.sqrt(12) * samples.rounding)
     var_s = var_s + torch.where(levels.nanmedian(0).values > SETTINGS.levels, 0, rounding)
-    parts = s, g, var_s, var_g, mean(samples.change)[0] / SETTINGS.safety, beyond
-    s, g, var_s, var_g, bend, beyond = (torch.where(known, part, 0) for part in parts)
+    parts = s, g, var_s, var_g, mean(samples.change)[0] / SETTINGS.safety
+    s, g, var_s, var_g, bend = (torch.where(known, part, 0) for part in parts)
     n = known.sum(0).clamp(min=1)
     var_s, var_g = (torch.where(known, torch.maximum(v, v.sum(0) / n), 0) for v in (var_s, var_g))  # of few copies
-    aliased = beyond.sum(0) > SETTINGS.scatter_part**2 * s.square().sum(0)
-    return Entries(s, g, var_s, var_g, known, bend, aliased, at_kink, has_kinks)
+    return Entries(s, g, var_s, var_g, known, bend, at_kink)
 
 
 def _totals(t: Tensor) -> Tensor:

@@ -1,28 +1,14 @@
 """Measuring until it is known whether a gradient is right."""
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from bondgrad.checking._evidence import Evidence, compare
+from bondgrad.checking._settings import SETTINGS
 from bondgrad.checking._slopes import LossSlopes, rungs
 from bondgrad.measuring._statistics import LOOKS, mean
-
-
-@dataclass(frozen=True)
-class EffortSettings:
-    """How much is measured. The values were found with `benchmarks/check_power.py`."""
-
-    copies: int = 4  # of every slope, to begin with
-    gradients: int = 8  # copies to begin with; those of forward differences may scatter between two values
-    minor: float = 1 / 8  # a part of the variance that is not worth more evaluations
-    shorter: float = 1 / 4  # factor of steps that were too long
-    seen: float = 10.0  # times the noise, from which the remainder of Taylor's series is believed
-
-
-SETTINGS = EffortSettings()
 
 
 class GradientCheck:
@@ -48,36 +34,30 @@ class GradientCheck:
         Steps may have led over kinks. So an input that seems wrong has to seem so again with shorter steps, unless the
         function shows no kinks and one factor explains the error: kinks have another effect at every row.
         """
-        at_kink, has_kinks = torch.zeros_like(self.samples.step, dtype=torch.bool), False
-        to_confirm = torch.zeros_like(self.samples.step[0])  # [d] errors that are to be seen with shorter steps
-        longer: Evidence | None = None  # from longer steps, with less noise than what confirms it
-        for look in range(LOOKS):
-            evidence, before = compare(self.gradients, self.samples, at_kink, self.tolerance), self.samples
-            at_kink, has_kinks = evidence.entries.at_kink, has_kinks or evidence.entries.has_kinks
-            wrong, shortened = evidence.wrong, to_confirm > 0
+        at_kink = torch.zeros_like(self.samples.step, dtype=torch.bool)
+        shortened = torch.zeros_like(at_kink[0])  # [d] inputs that seemed wrong, and have shorter steps since
+        for look in range(1, LOOKS + 1):
+            evidence = compare(self.gradients, self.samples, at_kink, self.tolerance)
+            wrong, at_kink = evidence.wrong, evidence.entries.at_kink
+            has_kinks = int(at_kink.sum()) > max(1, SETTINGS.kinks_part * at_kink.numel())
             confirmed = torch.cat((shortened | evidence.missing, shortened.all(0, keepdim=True)))
             if bool((wrong & (confirmed | (evidence.uniform & (not has_kinks)))).any()):
-                return (longer or evidence)._replace(wrong=wrong)
+                return evidence
             suspect = (wrong[:-1] | wrong[-1]) & ~shortened  # [d]
             evidence = evidence._replace(wrong=torch.zeros_like(wrong), enough=evidence.enough & ~suspect)
-            if bool(evidence.enough.all()) or look == LOOKS - 1 or not self.more(evidence.bending | suspect):
+            if bool(evidence.enough.all()) or look == LOOKS or not self.more(evidence.bending | suspect):
                 break
-            # What shorter steps would have shown, and have not, was due to longer ones.
-            to_confirm = torch.where(evidence.visible < to_confirm, 0, to_confirm)
-            if bool(suspect.any()):
-                longer, together = evidence, (evidence.factor[-1] - 1).abs().nan_to_num(0)
-                to_confirm = torch.where(suspect, torch.maximum(evidence.error, together), to_confirm)
-                at_kink = at_kink | (suspect & self.samples.differ(before))
+            shortened |= suspect
         return evidence
 
     def more(self, shorter: Tensor) -> bool:
         """Measure as often again as before, or anew with shorter steps of some inputs, bool [d]. False: no budget."""
         slopes, left, copies = self.slopes, self.slopes.sampler.left, len(self.samples.slope)
         if bool(shorter.any()):
-            step = torch.where(shorter, self.samples.step * SETTINGS.shorter, self.samples.step)
             copies = min(copies, left // slopes.cost(1))
             if copies < SETTINGS.copies:
                 return False
+            step = torch.where(shorter, self.samples.step / SETTINGS.factor, self.samples.step)
             self.samples = slopes.measure(step, copies, self.generator)
             return True
         # Of whichever adds little to the variance, there is enough.

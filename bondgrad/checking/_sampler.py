@@ -1,7 +1,6 @@
 """Outputs and gradients of the box under check, and what they cost."""
 
 import contextlib
-import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -27,22 +26,23 @@ class GradientSampler:
     """
 
     def __init__(self, box: Callable[..., Any], budget: int, evaluator: Evaluator | None) -> None:
-        self.budget, self.evaluations = budget, 0
-        self._box, self._driver = box, Driver(Local() if evaluator is None else evaluator)
+        self._box, self.budget, self._driver = box, budget, Driver(Local() if evaluator is None else evaluator)
+        self.rows_at_once = self._driver.max_rows = min(ROWS_AT_ONCE, self._driver.max_rows or ROWS_AT_ONCE)
         modules = box.modules() if isinstance(box, nn.Module) else ()
         self._layers = [module for module in modules if isinstance(module, BlackBox)]
         if any(layer.memory is not None for layer in self._layers):
             raise ValueError("check is for boxes without memory: this one remembers earlier calls")
+        self._rows, self._before = 0, self._evaluations_inside()
+
+    @property
+    def evaluations(self) -> int:
+        """Rows that the box was asked about, or, if these are more, the functions inside every BlackBox."""
+        return max(self._rows, self._evaluations_inside() - self._before)
 
     @property
     def left(self) -> int:
         """Evaluations that may still be spent."""
         return self.budget - self.evaluations
-
-    @property
-    def rows_at_once(self) -> int:
-        """The most rows in one call of the box."""
-        return min(ROWS_AT_ONCE, self._driver.max_rows or ROWS_AT_ONCE)
 
     def gradient_cost(self, rows: int) -> int:
         """The most evaluations that the next gradients at so many rows can take."""
@@ -50,14 +50,10 @@ class GradientSampler:
 
     def outputs(self, x: Tensor, context: tuple[Tensor, ...]) -> Tensor:
         """The box at rows x [N, d]: [N, d_out], NaN where an output is not finite."""
-        with torch.no_grad(), self._counted(len(x)):
-            parts = [
-                self._driver.run(
-                    functools.partial(self._driver.ask, Request(self._call, some, tuple(rest), purpose="probe"))
-                )
-                for some, *rest in self._portions(x, *context)
-            ]
-        y = torch.cat(parts)
+        self._rows += len(x)
+        request = Request(self._call, x, context, purpose="probe")
+        with torch.no_grad():
+            y = self._driver.run(lambda: self._driver.ask(request))
         return torch.where(torch.isfinite(y), y, math.nan)
 
     def gradients(self, x: Tensor, context: tuple[Tensor, ...], gy: Tensor, generator: torch.Generator) -> Tensor:
@@ -65,18 +61,15 @@ class GradientSampler:
 
         It is NaN where the box has no output, and infinite where it has one and the gradient is not finite.
         """
-        return torch.cat([self._gradient(*part, generator=generator) for part in self._portions(x, gy, *context)])
-
-    def _portions(self, *rows: Tensor) -> Iterator[tuple[Tensor, ...]]:
-        """Rows [N, ...] each, in portions for one call of the box."""
-        for first in range(0, len(rows[0]), self.rows_at_once):
-            yield tuple(t[first : first + self.rows_at_once] for t in rows)
+        self._rows += len(x)
+        parts = zip(*(torch.split(t, self.rows_at_once) for t in (x, gy, *context)), strict=True)
+        return torch.cat([self._gradient(*part, generator=generator) for part in parts])
 
     def _gradient(self, x: Tensor, gy: Tensor, *context: Tensor, generator: torch.Generator) -> Tensor:
         x = x.detach().requires_grad_()
         for layer in self._layers:  # in eval mode, a layer draws the same random numbers at every call
             layer.reseed(int(torch.randint(2**63 - 1, (), generator=generator)))
-        with torch.enable_grad(), self._counted(len(x)):
+        with torch.enable_grad():
             try:
                 y = self._call(x, *context)
                 if not y.requires_grad:
@@ -98,19 +91,13 @@ class GradientSampler:
             raise ValueError(f"box must return a floating-point tensor [N, d_out] for N={len(x)} rows, got {shape}")
         return y
 
-    @contextlib.contextmanager
-    def _counted(self, rows: int) -> Iterator[None]:
-        """Count the evaluations of the functions inside every BlackBox; where there is none, the rows."""
-        before = sum(layer.function.evaluations for layer in self._layers)
-        yield
-        self.evaluations += max(rows, sum(layer.function.evaluations for layer in self._layers) - before)
+    def _evaluations_inside(self) -> int:
+        return sum(layer.function.evaluations for layer in self._layers)
 
     @contextlib.contextmanager
     def without_trace(self) -> Iterator[None]:
         """Modules are in eval mode meanwhile; afterwards everything is as it was, whatever happens."""
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(no_trace(self._box))
-            stack.enter_context(in_eval_mode(self._box))
+        with no_trace(self._box), in_eval_mode(self._box), contextlib.ExitStack() as stack:
             for layer in self._layers:
                 stack.enter_context(layer.without_trace())
             yield

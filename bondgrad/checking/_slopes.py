@@ -1,7 +1,7 @@
 """Slopes of a loss along the inputs of a box, by symmetric differences whose step nobody has to choose."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -9,24 +9,9 @@ from torch import Tensor
 
 from bondgrad.calling._limits import Limits
 from bondgrad.checking._sampler import GradientSampler
+from bondgrad.checking._settings import SETTINGS
 from bondgrad.measuring._moves import one_input_moved
 from bondgrad.measuring._rounding import OutputRounding
-from bondgrad.measuring._statistics import mean
-
-
-@dataclass(frozen=True)
-class SlopeSettings:
-    """How slopes are measured. The values were found on the boxes of `tests/checking`."""
-
-    factor: int = 4  # between neighbouring steps of the ladder
-    least_ulps: int = 64  # a step shorter than so many units of rounding of x is mostly rounding itself
-    jitter: float = 0.3  # the part of a step that is drawn anew for every sample, so that roughness acts as noise
-    noise_gain: float = 4.5  # standard deviation of a slope times its step, in units of that of the loss
-    differ_z: float = 4.0  # standard deviations between slopes of two steps of which one has to be mistaken
-    usual_weight: float = 10.0  # of the disagreement of most rows, beside that of a row itself
-
-
-SETTINGS = SlopeSettings()
 
 
 class SlopeSamples(NamedTuple):
@@ -39,60 +24,35 @@ class SlopeSamples(NamedTuple):
     step: Tensor  # [r, d] the longest that was used
     rounding: Tensor  # [r, d] standard deviation of the rounding of the loss
 
-    @property
-    def rounding_variance(self) -> Tensor:
-        """[r, d] what rounding adds to the variance of slopes. It may be the same in all copies."""
-        return (SETTINGS.noise_gain * self.rounding / self.step).square()
-
-    def differ(self, other: "SlopeSamples") -> Tensor:
-        """Whether slopes with other steps are certainly others, bool [r, d]: the function is not smooth there."""
-        (s, var_s, _), (u, var_u, _) = mean(self.slope), mean(other.slope)
-        noise = torch.maximum(var_s, var_s.nanmean(0)) + torch.maximum(var_u, var_u.nanmean(0))
-        return (s - u).square() > SETTINGS.differ_z**2 * (noise + self.rounding_variance + other.rounding_variance)
-
     def joined(self, more: "SlopeSamples") -> "SlopeSamples":
         """With more samples, measured with the same steps."""
-        samples = (torch.cat(pair) for pair in zip(self[:4], more[:4], strict=True))
-        return SlopeSamples._make((*samples, *more[4:]))
+        return SlopeSamples._make((*(torch.cat(pair) for pair in zip(self[:4], more[:4], strict=True)), *more[4:]))
 
 
+@dataclass(eq=False)
 class LossSlopes:
-    """The loss gy · box(x) near rows x. Steps and slopes are in units of the spread of every input.
+    """The loss gy · box(x) near rows x. Steps and slopes are in units of the spread of every input."""
 
-    Args:
-        sampler: Evaluates the box.
-        x: [r, d] the rows.
-        context: [r, ...] each: what else the box is given.
-        gy: [r, d_out] the loss's gradient at the outputs, in float64.
-        scale: [d] how far each input may be moved, in float64.
-        limits: No point outside is evaluated.
-    """
+    sampler: GradientSampler
+    x: Tensor  # [r, d] the rows
+    context: tuple[Tensor, ...]  # [r, ...] each: what else the box is given
+    gy: Tensor  # [r, d_out] the loss's gradient at the outputs, in float64
+    scale: Tensor  # [d] how far each input may be moved, in float64
+    limits: Limits  # no point outside is evaluated
 
-    def __init__(
-        self,
-        sampler: GradientSampler,
-        x: Tensor,
-        context: tuple[Tensor, ...],
-        gy: Tensor,
-        scale: Tensor,
-        limits: Limits | None,
-    ) -> None:
-        self.sampler, self.x, self.context, self.gy, self.scale, self.limits = sampler, x, context, gy, scale, limits
-        self._rounding = OutputRounding(gy, x.shape[1])
-        self.longest = torch.ones_like(x, dtype=torch.float64)  # [r, d]
-        if limits is not None:
-            low, high = limits.like(x)
-            self.longest = (torch.minimum(high - x, x - low).double() / scale).clamp(max=1)
+    def __post_init__(self) -> None:
+        self._rounding = OutputRounding(self.gy, self.x.shape[1])
+        low, high = self.limits.like(self.x)
+        room = torch.minimum(high - self.x, self.x - low).double()
+        self.longest = (room / self.scale).clamp(max=1)  # [r, d]
 
     def at(self, rows: Tensor | slice) -> "LossSlopes":
         """The same at some of the rows."""
-        context = tuple(c[rows] for c in self.context)
-        return LossSlopes(self.sampler, self.x[rows], context, self.gy[rows], self.scale, self.limits)
+        return replace(self, x=self.x[rows], context=tuple(c[rows] for c in self.context), gy=self.gy[rows])
 
     def rounding(self, steps: Tensor) -> Tensor:
-        """Standard deviation [r, d, ...] of the rounding of the loss, for steps [r, d, ...]."""
-        longest = self.longest.view(*self.longest.shape, *[1] * (steps.ndim - 2))
-        return self._rounding.deviation(steps / longest)
+        """Standard deviation [r, d, n] of the rounding of the loss, for steps [r, d, n]."""
+        return self._rounding.deviation(steps / self.longest[..., None])
 
     def gradients(self, copies: int, generator: torch.Generator) -> Tensor:
         """What autograd gives, [copies, r, d]: see `GradientSampler.gradients`. Every copy is a row of its own."""
@@ -107,32 +67,26 @@ class LossSlopes:
             The moves as they were after rounding, and the losses there, [r, d, n, 2] each; NaN: no answer.
         """
         here, scale = self.x[..., None, None], self.scale[:, None, None]
-        ends = here + (torch.stack((steps, -steps), 3) * scale).to(here.dtype)  # [r, d, n, 2]
-        if self.limits is not None:  # which rounding may have left
-            low, high = (limit[:, None, None] for limit in self.limits.like(self.x))
-            ends = ends.clamp(low, high)
-        d, at_once = len(self.scale), max(1, self.sampler.rows_at_once // (2 * len(self.x) * steps.shape[2]))
-        parts = [slice(first, min(first + at_once, d)) for first in range(0, d, at_once)]
-        loss = torch.cat([self._losses_at(part, ends[:, part]) for part in parts], 1)
-        return (ends.double() - here.double()) / scale, loss
-
-    def _losses_at(self, inputs: slice, ends: Tensor) -> Tensor:
-        """With one of k inputs at a time moved to ends [r, k, n, 2]: [r, k, n, 2]."""
-        points = one_input_moved(self.x, inputs, ends.flatten(2).transpose(1, 2))  # [r, k, n·2, d]
-        y = self._outputs(points.flatten(1, 2)).view(*ends.shape, -1)
-        self._rounding.observe(inputs, y)
-        return (y.double() * self.gy[:, None, None, None]).sum(4)
-
-    def _outputs(self, points: Tensor) -> Tensor:
-        """At points [r, n, d]: [r, n, d_out]."""
-        r, n, d = points.shape
-        context = tuple(c.repeat_interleave(n, 0) for c in self.context)
-        return self.sampler.outputs(points.reshape(r * n, d), context).view(r, n, -1)
+        low, high = (limit[:, None, None] for limit in self.limits.like(self.x))  # which rounding might leave
+        ends = (here + (torch.stack((steps, -steps), 3) * scale).to(here.dtype)).clamp(low, high)  # [r, d, n, 2]
+        at_once, losses = max(1, self.sampler.rows_at_once // ends[:, 0].numel()), []
+        for first in range(0, len(self.scale), at_once):
+            inputs = slice(first, first + at_once)  # k of them
+            values = ends[:, inputs].flatten(2).transpose(1, 2)
+            y = self._outputs(one_input_moved(self.x, inputs, values))  # [r, k, n·2, d_out]
+            y = y.view(*ends[:, inputs].shape, -1)
+            self._rounding.observe(inputs, y)
+            losses.append((y.double() * self.gy[:, None, None, None]).sum(4))
+        return (ends.double() - here.double()) / scale, torch.cat(losses, 1)
 
     def base(self, copies: int) -> Tensor:
         """The loss at the rows themselves, so many times: [r, copies]."""
-        y = self._outputs(self.x[:, None].expand(-1, copies, -1))
-        return (y.double() * self.gy[:, None]).sum(2)
+        return (self._outputs(self.x[:, None].expand(-1, copies, -1)).double() * self.gy[:, None]).sum(2)
+
+    def _outputs(self, points: Tensor) -> Tensor:
+        """At points [r, ..., d] near the rows: [r, ..., d_out]."""
+        context = tuple(c.repeat_interleave(points[0, ..., 0].numel(), 0) for c in self.context)
+        return self.sampler.outputs(points.flatten(0, -2), context).view(*points.shape[:-1], -1)
 
     def ladder(self) -> Tensor:
         """Steps [r, d, rungs], from the longest down to where rounding is all that is left."""
@@ -179,7 +133,8 @@ class LossSlopes:
         sides = (losses.sum(4) - 2 * base) / t
         kink = 2 * sides[..., 2] - sides[..., 1]
         parts = slope[..., 1], slope[..., 0] - slope[..., 1], kink, base[..., 0].expand_as(kink)
-        return SlopeSamples._make((*(part.permute(2, 0, 1) for part in parts), steps, self.rounding(steps)))
+        slope, change, kink, loss = (part.permute(2, 0, 1) for part in parts)
+        return SlopeSamples(slope, change, kink, loss, steps, self.rounding(steps[..., None]).squeeze(2))
 
     def cost(self, copies: int) -> int:
         """Evaluations that so many copies of a measurement take."""

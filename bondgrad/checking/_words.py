@@ -5,11 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from bondgrad.checking._evidence import SETTINGS, Entries, Evidence
-
-MOST_INPUTS = 8  # that are named one by one
-HUGE_ERROR = 10.0  # relative error, from which its size does not matter
-CLOSE = 0.2  # relative difference of a gradient from another one that it looks like
+from bondgrad.checking._evidence import Entries, Evidence
+from bondgrad.checking._settings import SETTINGS
 
 
 def problems(evidence: Evidence, tolerance: float, scale: Tensor) -> tuple[str, ...]:
@@ -27,8 +24,8 @@ def problems(evidence: Evidence, tolerance: float, scale: Tensor) -> tuple[str, 
         for i in wrong
         if i < partners.get(i, math.inf)
     ]
-    rest = len(found) - MOST_INPUTS
-    return (*found[:MOST_INPUTS], f"and {rest} more inputs") if rest > 0 else tuple(found)
+    rest = len(found) - SETTINGS.named_inputs
+    return (*found[: SETTINGS.named_inputs], f"and {rest} more inputs") if rest > 0 else tuple(found)
 
 
 def weak(factor: Tensor, visible: Tensor) -> tuple[str, ...]:
@@ -36,7 +33,8 @@ def weak(factor: Tensor, visible: Tensor) -> tuple[str, ...]:
     unseen = (factor.isnan() & visible.isfinite()).nonzero().flatten().tolist()
     if not unseen:
         return ()
-    which = ", ".join(map(str, unseen[:MOST_INPUTS])) + (" and others" if len(unseen) > MOST_INPUTS else "")
+    which = ", ".join(map(str, unseen[: SETTINGS.named_inputs]))
+    which += " and others" if len(unseen) > SETTINGS.named_inputs else ""
     least = percent(SETTINGS.weak * float(visible[unseen].max()))
     return (f"too weak to be seen by themselves: inputs {which}; an error of {least} of the typical slope would be",)
 
@@ -50,9 +48,14 @@ def _one_factor(evidence: Evidence, tolerance: float) -> bool:
     """Whether one factor explains the errors of all of several inputs."""
     factor, error = evidence.factor, evidence.standard_error
     apart = (factor[:-1] - factor[-1]).abs() > tolerance + 4 * error[:-1]  # false for NaN
-    explained = evidence.unexplained <= torch.maximum(evidence.visible, 0.1 * (factor[-1] - 1).abs())
-    several = len(factor) > 2 and not bool(evidence.missing.any())
-    return several and bool(evidence.wrong[-1]) and not bool(apart.any()) and bool(explained.all())
+    alike = _explained(evidence, -1) & ~apart & ~evidence.missing
+    return len(alike) > 1 and bool(evidence.wrong[-1]) and bool(alike.all())
+
+
+def _explained(evidence: Evidence, i: int) -> Tensor:
+    """[d] bool: where little is left of an error of the size of the factor of i."""
+    off = (evidence.factor[i] - 1).abs()
+    return evidence.unexplained <= torch.maximum(evidence.visible, SETTINGS.close * off)  # false for NaN
 
 
 def _swapped(entries: Entries, wrong: list[int], scale: Tensor) -> dict[int, int]:
@@ -60,7 +63,7 @@ def _swapped(entries: Entries, wrong: list[int], scale: Tensor) -> dict[int, int
     g, s, known = (t[:, wrong] for t in (entries.g / scale, entries.s / scale, entries.known.double()))  # [r, n]
     size = known.T @ s.square()  # [n, n] of the slope of j, over the rows at which i is known too
     apart = g.square().T @ known - 2 * g.T @ s + size  # [n, n] squared distance of the gradient of i from that
-    like = (apart < CLOSE**2 * size) & (known.T @ known > 2)
+    like = (apart < SETTINGS.close**2 * size) & (known.T @ known > 2)
     pairs = (like & like.T).fill_diagonal_(False)
     return {i: wrong[int(row.nonzero())] for i, row in zip(wrong, pairs, strict=True) if int(row.sum()) == 1}
 
@@ -71,11 +74,10 @@ def _input(evidence: Evidence, i: int) -> str:
         return "not finite where the box is"
     if not bool((evidence.entries.g[:, i] != 0).any()):
         return "zero, but the box depends on it"
-    off = abs(float(evidence.factor[i]) - 1)
-    if math.isfinite(off) and float(evidence.unexplained[i]) <= max(float(evidence.visible[i]), CLOSE * off):
+    if _explained(evidence, i)[i]:
         return _factor(evidence, i)
     error = float(evidence.error[i])
-    size = f"{percent(error)} of its size" if error < HUGE_ERROR else "many times its size"
+    size = f"{percent(error)} of its size" if error < SETTINGS.huge_error else "many times its size"
     return f"off by {size}, differently from row to row"
 
 
@@ -83,7 +85,7 @@ def _factor(evidence: Evidence, i: int) -> str:
     """What a factor that is not one means."""
     factor, error = float(evidence.factor[i]), float(evidence.standard_error[i])
     if factor < 0:
-        return "wrong sign" if abs(factor + 1) < CLOSE else f"wrong sign, and {-factor:.2f} times as large"
+        return "wrong sign" if abs(factor + 1) < SETTINGS.close else f"wrong sign, and {-factor:.2f} times as large"
     if factor >= 2:
         return f"{factor:.2f} times as large as it should be"
     known = f" ± {percent(error)}" if error >= 5e-4 else ""

@@ -10,9 +10,9 @@ from bondgrad.measuring._sampler import MeasurementSkipped, Sampler
 from bondgrad.probing._facts import Facts
 from bondgrad.probing._number_format import percent
 from bondgrad.structure import colour
-from bondgrad.structure.discovery._dependencies import SETTINGS as SEARCH
 from bondgrad.structure.discovery._dependencies import find_dependencies
 from bondgrad.structure.discovery._search_batch import SearchBatch
+from bondgrad.structure.discovery._settings import SETTINGS as SEARCH
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from bondgrad.calling._limits import Limits
 from bondgrad.calling._memory import InternalState
 from bondgrad.errors import BoxError
 from bondgrad.estimators import Evaluate, Site
@@ -222,7 +223,8 @@ class Neighbourhood:
             return self.ask(points, rows, "structure")
 
         most, d = self._portion(0, sys.maxsize), self.parts.in_features
-        return SearchBatch(self.x, self.y, evaluate, most, noise, rounding, self.low, self.high, d, self.whole)
+        low, high = (self.parts.limits or Limits((-math.inf, math.inf), d)).like(self.x)
+        return SearchBatch(self.x, self.y, evaluate, most, noise, rounding, low, high, d, self.whole)
 
 
 def perturbations(x: Tensor, size: Tensor, sign: Tensor, ulps: float) -> Tensor:

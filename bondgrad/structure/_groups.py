@@ -60,23 +60,22 @@ class Groups:
             width = max(1, int(counts[where].max()))
             index = group[where, None] * cells + order[where, :width]
             index = torch.where(torch.arange(width, device="cpu") < counts[where, None], index, padding)  # [k, width]
-            padded = bool((index == padding).any())
-            gathers.append(Gather(where.to(device), index.flatten().to(device), width, padded))
+            gathers.append(Gather(where.to(device), index.to(device)))
         source = torch.full((stop - start, cells), -1, device="cpu")
         i, c = columns.nonzero().unbind(1)
         source[group[i], c] = i
         moved = self.colour == torch.arange(start, stop, device="cpu")[:, None]  # [j, d]
         which = slice(None) if bool(members.all()) else inputs.to(device)
-        return GroupSubset(which, moved.to(device), source.flatten().to(device), self.cell, gathers)
+        padded = any(bool((gather.cells == padding).any()) for gather in gathers)
+        return GroupSubset(which, moved.to(device), source.flatten().to(device), self.cell, gathers, padded)
 
 
 class Gather(NamedTuple):
     """Which cells to add up, for k inputs that similar numbers of cells depend on."""
 
     where: Tensor  # [k] the inputs, as positions in `GroupSubset.inputs`
-    cells: Tensor  # [k·width] for each of them, the cells that depend on it, counted over all groups of the subset
-    width: int  # the number of cells per input, shorter lists being padded
-    padded: bool  # whether any list is padded, with the index of a zero after the last cell
+    cells: Tensor  # [k, width] for each, the cells that depend on it, counted over all groups of the subset; shorter
+    # lists are padded, with the index of a zero after the last cell
 
 
 class GroupSubset(NamedTuple):
@@ -87,6 +86,7 @@ class GroupSubset(NamedTuple):
     source: Tensor  # [j·cells] the input that a cell depends on, as a position in `inputs`; -1: none of the group
     cell: int  # the number of outputs in a cell
     gathers: list[Gather]  # which cells to add up for each input
+    padded: bool  # whether any of them is padded
 
     def sum_by_input(self, products: Tensor) -> Tensor:
         """For every input, the sum over the outputs that depend on it when its group moves: [b, j, d_out] -> [b, n].
@@ -95,12 +95,12 @@ class GroupSubset(NamedTuple):
         """
         b = products.shape[0]
         cells = _by_cell(products, self.cell).flatten(1)  # [b, j·cells]
-        if any(gather.padded for gather in self.gathers):
+        if self.padded:
             cells = torch.nn.functional.pad(cells, (0, 1))
         totals = []
         for gather in self.gathers:
-            total = cells.index_select(1, gather.cells)  # [b, k·width]
-            totals.append(total if gather.width == 1 else total.view(b, -1, gather.width).sum(2))
+            total = cells.index_select(1, gather.cells.flatten())  # [b, k·width]
+            totals.append(total if gather.cells.shape[1] == 1 else total.view(b, *gather.cells.shape).sum(2))
         if len(totals) == 1:
             return totals[0]
         out = cells.new_empty(b, sum(total.shape[1] for total in totals))

@@ -44,21 +44,16 @@ def plot(what: "Tensor | np.ndarray | Detection | BlackBox", ax: "Axes | None" =
     count = int(colour.max()) + 1
     palette = plt.get_cmap("tab10" if count <= 10 else "tab20" if count <= 20 else "turbo")
     # The golden ratio puts colours of neighbouring groups far apart on a continuous palette.
-    shades = torch.tensor([palette(i if count <= 20 else (i * 0.618) % 1.0) for i in range(count)], device="cpu")
-    outputs, inputs = depends.nonzero().unbind(1)
-    rows, columns = depends.shape
+    shades = palette(np.arange(count) if count <= 20 else np.arange(count) * 0.618 % 1)  # [count, 4]
+    (rows, columns), (outputs, inputs) = depends.shape, depends.nonzero().unbind(1)
     # A mark is as large as its cell of the pattern, in points, and never too small to be seen.
-    frame = ax.get_position()
-    figure: Any = ax.figure
-    width, height = (figure.get_size_inches() * frame.size * 72).tolist()
-    side = max(1.2, min(width / columns, height / rows))
-    colours = shades[colour[inputs]].numpy()
-    ax.scatter(inputs, outputs, s=side**2, c=colours, marker="s", linewidths=0, rasterized=True)
+    side = max(1.2, 72 / ax.figure.dpi * min(ax.bbox.width / columns, ax.bbox.height / rows))
+    ax.scatter(inputs, outputs, s=side**2, c=shades[colour[inputs]], marker="s", linewidths=0, rasterized=True)
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_locator(MaxNLocator(nbins="auto", integer=True))
-    groups = "group" if count == 1 else "groups"
+    groups = f"{count} {'group' if count == 1 else 'groups'} for {columns} inputs"
     ax.set(xlabel="input", ylabel="output", xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5))
-    ax.set_title(f"{count} {groups} for {columns} inputs (at least {lower_bound(depends)})")
+    ax.set_title(f"{groups} (at least {lower_bound(depends)})")
     return ax
 
 

@@ -65,9 +65,8 @@ def _groups(in_features: int, out_features: int, time: int, period: int, phases:
     The first time step of a group is one of the first `phases`; time steps that belong to no group never move.
     """
     t = torch.arange(time, device="cpu")
-    phase = torch.where(t % period < phases, t % period, -1)  # [T]
-    colour = phase[:, None] * in_features + torch.arange(in_features, device="cpu")  # [T, d]
-    colour = torch.where(phase[:, None] < 0, -1, colour)
+    phase = (t % period)[:, None]  # [T, 1]
+    colour = torch.where(phase < phases, phase * in_features + torch.arange(in_features, device="cpu"), -1)  # [T, d]
     lag = t[:, None] - t  # [T, T] from input to output
     depends = ((lag >= 0) & (lag < period)).repeat_interleave(in_features, 1)  # [T, T·d]
     return Groups(colour.flatten(), depends, out_features)

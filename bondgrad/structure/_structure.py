@@ -154,7 +154,7 @@ class Pattern(Structure):
 
     def groups(self, in_features: int, out_features: int) -> Groups | None:
         """See `Structure.groups`."""
-        return None if self._dense else self.cached(0, lambda: Groups(colour(self.depends), self.depends))
+        return None if self._dense else self.cached("groups", lambda: Groups(colour(self.depends), self.depends))
 
 
 def as_pattern(value: object) -> Tensor | None:

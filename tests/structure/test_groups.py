@@ -55,12 +55,13 @@ def test_gathers_are_by_similar_numbers_of_outputs():
     for i in range(5):
         depends[sum(counts[:i]) : sum(counts[: i + 1]), i] = True
     part = Groups(torch.zeros(5, dtype=torch.long), depends).subset(slice(0, 1), CPU)
-    assert [(g.where.tolist(), g.width, g.padded) for g in part.gathers] == [
-        ([0, 4], 1, True),  # no output depends on the last: it has the zero
-        ([1], 2, False),
-        ([2], 3, False),
-        ([3], 8, False),
+    assert [(g.where.tolist(), g.cells.tolist()) for g in part.gathers] == [
+        ([0, 4], [[0], [14]]),  # no output depends on the last: it has the zero
+        ([1], [[1, 2]]),
+        ([2], [[3, 4, 5]]),
+        ([3], [list(range(6, 14))]),
     ]
+    assert part.padded
     assert part.sum_by_input(torch.ones(2, 1, 14)).tolist() == [counts] * 2
 
 
@@ -79,7 +80,7 @@ def test_what_a_failure_costs(cell):
     part = Groups(torch.tensor([0, 0, 1]), depends, cell).subset(slice(0, 2), CPU)
     finite = torch.ones(1, 2, 2, 3 * cell).bool()  # [b, j, ends, d_out]
     finite[0, 0, 1, 2 * cell] = False  # the first output of the third cell, at the second end of the first group
-    finite[0, 1, 0, 2 * cell] = False  # at the first end of the second group, where nothing depends on it
+    finite[0, 1, 1, 2 * cell] = False  # at the second end of the second group, where nothing depends on it
     inputs, outputs = part.usable(finite)
     assert inputs.tolist() == [[[True, True], [True, False], [True, True]]]
     expected = torch.tensor([[[1, 1, 1], [1, 0, 0]], [[1, 1, 0], [1, 1, 0]]]).bool()  # [j, ends, cells]

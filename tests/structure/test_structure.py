@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -315,3 +316,38 @@ def test_patterns_of_one_entry_and_of_none():
     assert as_pattern(torch.ones(1, 1, dtype=torch.bool)) is not None
     for nothing in (torch.ones(0, 3).bool(), torch.ones(3, 3), torch.ones(3).bool(), [[True]]):
         assert as_pattern(nothing) is None
+
+
+@pytest.mark.parametrize(
+    ("structure", "arguments", "words"),
+    [
+        (
+            Blocks(2, 3),
+            (7, None),
+            "Blocks(2, 3) does not fit a box with 7 inputs and any number of outputs: there must be",
+        ),
+        (Blocks(2, 3), (8, 11), "Blocks(2, 3) does not fit a box with 8 inputs and 11 outputs"),
+        (Blocks(2, 3), (8, 12), None),
+        (Blocks(2, 3), (8, None), None),
+        (Pattern(np.eye(3, dtype=bool)), (4, None), "[out_features, in_features] = [..., 4], got [3, 3]"),
+        (Pattern(np.eye(3, dtype=bool)), (3, 4), "[out_features, in_features] = [4, 3], got [3, 3]"),
+        (Pattern(np.eye(3, dtype=bool)), (3, 3), None),
+    ],
+)
+def test_boxes_that_do_not_fit(structure, arguments, words):
+    if words is None:
+        structure.check(*arguments)
+    else:
+        with pytest.raises(ValueError, match=re.escape(words)):
+            structure.check(*arguments)
+
+
+def test_the_width_that_follows():
+    assert Blocks(2, 3).width(8) == 12
+    assert Pattern(torch.ones(2, 5).bool()).width(5) == 2
+    assert Sequence().width(5) is None
+
+
+def test_a_full_pattern_has_no_groups():
+    assert Pattern(torch.ones(2, 3).bool()).groups(3, 2) is None
+    assert Pattern(torch.eye(2).bool()).groups(2, 2).count == 1

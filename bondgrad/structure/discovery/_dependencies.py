@@ -9,43 +9,20 @@ from torch import Tensor
 
 from bondgrad.measuring._moves import one_input_moved
 from bondgrad.measuring._noise import noise_from_repeats
-from bondgrad.measuring._rounding import RoundingNoise
 from bondgrad.measuring._statistics import normal_quantile
-from bondgrad.structure.discovery._search_batch import SearchBatch, between
+from bondgrad.structure.discovery._search_batch import SearchBatch
+from bondgrad.structure.discovery._settings import SETTINGS
 
-
-@dataclass(frozen=True)
-class SearchSettings:
-    """How thoroughly dependencies are searched. Changes of outputs are counted in their standard deviations.
-
-    The numbers of rows, rounds and repeats are choices between cost and thoroughness: a round costs `rows` evaluations
-    per input, twice as many for a box with noise, and `rows` times `repeats` for the noise itself.
-    """
-
-    rows: int = 8  # at which every input is moved in one round
-    rounds: int = 4  # at most
-    unseen: float = 1e-3  # the part of the dependencies that may be unseen, by estimate, without another round
-    fractions: tuple[float, ...] = (1, 1 / 2, 1 / 4, 1 / 64)  # of the way to the farthest value, in turn over the rows
-    repeats: int = 16  # evaluations of a row that show its noise, with a standard error of 22 % if it is normal
-    suspicion: float = 4.0  # a larger change is looked at again: by noise alone it is one comparison in 16,000
-    certainty: float = 6.0  # a larger change is believed: by noise alone it is one comparison in 500 million
-    confirmations: int = 8  # pairs of evaluations for each dependency that is looked at again
-    watched_rows: int = 16  # that are moved in one check of a known pattern, in three evaluations each
-    watch_confirmations: int = 16  # pairs of evaluations of each row at which such a check suspects a change
-    false_alarm: float = 0.01  # chance that the pattern has any dependency that is none, for normal noise
-    miss: float = 0.01  # chance, at each row, to overlook a change of the size that `Detection.least` states
-
-
-SETTINGS = SearchSettings()
 SQRT2 = math.sqrt(2)  # the standard deviation of the difference of two answers, over that of an answer
 
 
-class Dependencies(NamedTuple):
-    """Which outputs depend on which inputs."""
+@dataclass(frozen=True, eq=False)
+class Dependencies:
+    """Which outputs depend on which inputs, and how certain that is."""
 
     depends: Tensor  # [d_out, d] bool
-    noise: Tensor  # [d_out] standard deviation of the outputs
-    unseen: float  # estimated number of dependencies that showed at none of the rows
+    noise: Tensor  # [d_out] standard deviation of the outputs, at least what rounding may do
+    unseen: float  # estimated number of dependencies that showed at none of the rows (Chao 1984)
     answered: float  # fraction of the pattern for which at least one comparison did not fail
 
 
@@ -57,12 +34,10 @@ def find_dependencies(batch: SearchBatch, generator: torch.Generator) -> Depende
         rows = batch.choose_rows(SETTINGS.rows, generator)
         noise, deterministic = measure_noise(batch, rows)
         paired |= not deterministic
-        turns = torch.arange(len(rows), device=batch.x.device) % len(SETTINGS.fractions)
-        targets = between(batch.x[rows], batch.farthest(rows), batch.x.new_tensor(SETTINGS.fractions)[turns, None])
+        targets = batch.targets(rows, torch.arange(len(rows), device=rows.device))
         more = responses(batch, rows, targets, noise, paired)
         seen = more if seen is None else seen.joined(more)
-        unseen = seen.unseen()
-        if unseen <= SETTINGS.unseen * float((seen.certain > 0).sum()):
+        if seen.unseen() <= SETTINGS.unseen * float((seen.certain > 0).sum()):
             break
     assert seen is not None
     depends = seen.largest > SETTINGS.suspicion
@@ -71,7 +46,8 @@ def find_dependencies(batch: SearchBatch, generator: torch.Generator) -> Depende
         depends = (depends & ~doubtful) | confirmed(batch, seen, doubtful)
     unanswered = seen.answered == 0
     pooled = seen.noise.square().mean(0).sqrt()  # [d_out]
-    return Dependencies(depends | unanswered, pooled, unseen, 1 - float(unanswered.double().mean()))
+    answered = 1 - float(unanswered.double().mean())
+    return Dependencies((depends | unanswered).cpu(), pooled.cpu(), seen.unseen(), answered)
 
 
 def measure_noise(batch: SearchBatch, rows: Tensor) -> tuple[Tensor, bool]:
@@ -84,7 +60,7 @@ def measure_noise(batch: SearchBatch, rows: Tensor) -> tuple[Tensor, bool]:
     repeats = batch.ask(x[:, None, None].expand(-1, SETTINGS.repeats, 1, -1), rows).squeeze(2)  # [r, repeats, d_out]
     own = noise_from_repeats(repeats, dim=1, order=1, over=(1,))  # [r, d_out], since some rows may be noisier
     pooled = own.square().mean(0).sqrt()  # [d_out]
-    rounding = RoundingNoise.of(batch.y, batch.rounding).between(y, y)  # [r, d_out]
+    rounding = batch.rounding_noise.between(y, y)  # [r, d_out]
     differences = (repeats - y[:, None]).abs().nan_to_num(0)
     deterministic = not bool((differences > SETTINGS.suspicion * rounding[:, None]).any())
     return torch.maximum(torch.maximum(own, pooled), rounding), deterministic
@@ -138,16 +114,16 @@ def responses(batch: SearchBatch, rows: Tensor, targets: Tensor, noise: Tensor, 
     (r, d), d_out = x.shape, base.shape[1]
     largest = torch.zeros(d_out, d, dtype=base.dtype, device=x.device)
     where, certain, answered = (torch.zeros(d_out, d, dtype=torch.long, device=x.device) for _ in range(3))
-    rounding = RoundingNoise.of(batch.y, batch.rounding)
     ends = torch.stack((targets, x) if paired else (targets,), 1)  # [r, ends, d]
     at_once = max(1, batch.max_points // (r * ends.shape[1]))
     for first in range(0, d, at_once):
-        inputs = slice(first, min(d, first + at_once))
+        inputs = slice(first, first + at_once)
         y = batch.ask(one_input_moved(x, inputs, ends[:, :, inputs]), rows)  # [r, inputs, ends, d_out]
         moved, unmoved = y[:, :, 0], y[:, :, 1] if paired else base[:, None]
         answered[:, inputs] = torch.isfinite(moved - unmoved).sum(0).T
-        change = (moved - unmoved).abs() / (SQRT2 * torch.maximum(noise[:, None], rounding.between(moved, unmoved)))
-        change.nan_to_num_(0, math.inf, 0)  # NaN comes of a failure, and of an output that is always zero
+        deviation = torch.maximum(noise[:, None], batch.rounding_noise.between(moved, unmoved))
+        change = (moved - unmoved).abs() / (SQRT2 * deviation)
+        change.nan_to_num_(0, math.inf)  # NaN comes of a failure, and of an output that is always zero
         largest[:, inputs], where[:, inputs] = (t.T for t in change.max(0))
         certain[:, inputs] = (change > SETTINGS.certainty).sum(0).T
     return Responses(rows, targets, noise, largest, where, certain, answered)
@@ -183,17 +159,13 @@ def confirmed(batch: SearchBatch, seen: Responses, doubtful: Tensor) -> Tensor:
     d = doubtful.shape[1]
     # Outputs that are doubtful for the same input at the same row share their evaluations: k moves for all of them.
     moves, move_of = torch.unique(seen.where[o, i] * d + i, return_inverse=True)  # [k], [doubtful]
-    at, inputs = moves // d, moves % d  # [k] each
     at_once = 1 if batch.whole else max(1, batch.max_points // (2 * SETTINGS.confirmations))
     changes = []
-    for part in (slice(first, first + at_once) for first in range(0, len(moves), at_once)):
-        # A box with a memory is asked about all rows, though only one is of interest.
-        which = torch.arange(len(seen.rows), device=o.device) if batch.whole else at[part]
-        rows, column = seen.rows[which], inputs[part].expand(len(which))[:, None]
-        values = seen.targets[which].gather(1, column)[:, None]
-        moved = one_input_moved(batch.x[rows], column, values).flatten(0, 2)
-        change, _ = mean_change(batch, rows, moved, seen.noise[which], SETTINGS.confirmations)
-        changes.append(change[at[part]] if batch.whole else change)
+    for some in torch.split(moves, at_once):
+        at, inputs = some // d, some % d
+        rows, targets = seen.rows[at], seen.targets[at]
+        moved = torch.where(inputs[:, None] == torch.arange(d, device=o.device), targets, batch.x[rows])
+        changes.append(mean_change(batch, rows, moved, seen.noise[at], SETTINGS.confirmations)[0])
     result = torch.zeros_like(doubtful)
     result[o, i] = torch.cat(changes)[move_of, o] > normal_quantile(1 - SETTINGS.false_alarm / (2 * len(o)))
     return result

@@ -1,5 +1,6 @@
 """`detect`: which outputs of a box depend on which inputs."""
 
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,20 +17,18 @@ from bondgrad.calling._state_form import snapshot_owner
 from bondgrad.evaluators import Driver, Evaluator, Local, Request
 from bondgrad.measuring._statistics import normal_quantile
 from bondgrad.structure._colouring import colour, lower_bound
-from bondgrad.structure.discovery._dependencies import SETTINGS, SQRT2, Dependencies, find_dependencies
+from bondgrad.structure.discovery._dependencies import SQRT2, Dependencies, find_dependencies
 from bondgrad.structure.discovery._search_batch import SearchBatch
+from bondgrad.structure.discovery._settings import SETTINGS
 from bondgrad.torch_support._precision import arithmetic
 
 
 @dataclass(frozen=True, eq=False)
-class Detection:
-    """Which outputs depend on which inputs, and how certain that is."""
+class Detection(Dependencies):
+    """Which outputs depend on which inputs, how certain that is, and what it cost."""
 
-    depends: Tensor  # [d_out, d] bool
-    noise: Tensor  # [d_out] standard deviation of the outputs, at least what rounding may do
     evaluations: int  # that were spent
     calls: int  # that were spent
-    unseen: float  # estimated number of dependencies that showed at none of the rows (Chao 1984)
 
     # Chance that the pattern has any dependency that is none, for normal noise.
     false_alarm: ClassVar[float] = SETTINGS.false_alarm
@@ -89,12 +88,13 @@ def detect(
         >>> found.depends.int().tolist()
         [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]
     """
-    _check_arguments(fn, x)
+    check_callable(fn)
+    if snapshot_owner(fn) is not None:
+        raise ValueError("detect is for boxes without memory: this one has snapshot() and restore()")
+    check_rows(x)
     function, driver = RowFunction(fn, None), Driver(Local() if evaluator is None else evaluator)
-    bounds = None if limits is None else Limits(limits, x.shape[1])
-    rows = x.detach() if bounds is None else bounds.clamped(x.detach())
-    contexts = context_rows(context, x.shape[:1])
-    low, high = (None, None) if bounds is None else bounds.like(rows)
+    bounds = Limits((-math.inf, math.inf) if limits is None else limits, x.shape[1])
+    rows, contexts = bounds.clamped(x.detach()), context_rows(context, x.shape[:1])
 
     def evaluate(points: Tensor, which: Tensor) -> Tensor:
         shape = points.shape[:-1]
@@ -102,21 +102,14 @@ def detect(
         return driver.ask(Request(function, points.flatten(0, -2), nearby, purpose="structure")).view(*shape, -1)
 
     def search() -> Dependencies:
+        y = evaluate(rows.clone(), torch.arange(len(rows), device=rows.device)).clone()
         row_bytes = rows[0].nbytes + y[0].nbytes + sum(c[0].nbytes for c in contexts)
         max_points = driver.portion(row_bytes, sys.maxsize, rows.device)
         eps = torch.finfo(rows.dtype).eps
         rounding = function.rounding or eps
-        batch = SearchBatch(rows, y, evaluate, max_points, max(eps, rounding), rounding, low, high)
+        batch = SearchBatch(rows, y, evaluate, max_points, max(eps, rounding), rounding, *bounds.like(rows))
         return find_dependencies(batch, torch.Generator("cpu").manual_seed(seed))
 
     with arithmetic(True, rows.device, None), in_eval_mode(fn):
-        y = driver.run(lambda: driver.ask(Request(function, rows.clone(), tuple(c.clone() for c in contexts))).clone())
         found = driver.run(search)
-    return Detection(found.depends.cpu(), found.noise.cpu(), function.evaluations, function.calls, found.unseen)
-
-
-def _check_arguments(fn: object, x: Tensor) -> None:
-    check_callable(fn)
-    if snapshot_owner(fn) is not None:
-        raise ValueError("detect is for boxes without memory: this one has snapshot() and restore()")
-    check_rows(x)
+    return Detection(**vars(found), evaluations=function.evaluations, calls=function.calls)

@@ -1,7 +1,6 @@
 """How long a box of sequences remembers an input."""
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -9,32 +8,21 @@ from torch import Tensor
 from bondgrad.measuring._moves import one_input_moved
 from bondgrad.measuring._spread import Spread
 from bondgrad.structure.discovery._search_batch import SearchBatch
+from bondgrad.structure.discovery._settings import SETTINGS
 
 
-@dataclass(frozen=True)
-class MemorySettings:
-    """How the length of a memory is measured."""
-
-    starts: int = 4  # time steps at which inputs are moved, evenly over the sequence
-    sequences: int = 2  # rows of the batch at which they are moved
-    step: float = 0.05  # relative to the root mean square of an input; more, if the noise of the outputs needs it
-    tail: float = 0.003  # the part of the response (its root mean square) that may come after the horizon
-    visible: float = 4.0  # a response is seen if it is so many standard deviations above the noise
-    least_lags: int = 3  # at which a response must be seen, for its decay to be fitted
-
-
-SETTINGS = MemorySettings()
-
-
-def memory_length(batch: SearchBatch, generator: torch.Generator) -> int:
+def memory_length(power: Tensor, noise: Tensor, uncertainty: Tensor) -> int:
     """The number of time steps after which next to nothing is left of a change in one input; 0: none was seen.
 
-    Each input is moved at a few time steps, one at a time and to both sides, and the outputs from there on are watched.
-    Outputs before that time step show the noise, since nothing else can change there. Where the response disappears in
-    the noise before it is small enough, it is extrapolated as an exponential decay, fitted to the logarithms of what is
-    seen. A box whose response does not decay, or for which that cannot be seen, remembers as long as its sequences are.
+    Where the response of the outputs disappears in the noise before it is small enough, it is extrapolated as an
+    exponential decay, fitted to the logarithms of what is seen. A box whose response does not decay, or for which that
+    cannot be seen, remembers as long as its sequences are.
+
+    Args:
+        power: [T] the response by the lag, as `response` has it.
+        noise: The part of it that is noise.
+        uncertainty: [T] by how much noise may exceed that part by chance.
     """
-    power, noise, uncertainty = response(batch, generator)
     visible = power > noise + uncertainty
     lags, time = visible.nonzero().squeeze(1), len(power)
     if len(lags) == 0:
@@ -42,7 +30,7 @@ def memory_length(batch: SearchBatch, generator: torch.Generator) -> int:
     last = int(lags[-1])
     power = torch.where(visible, power - noise, 0)
     allowed = SETTINGS.tail**2 * float(power.sum())
-    if float(uncertainty[last:].sum()) <= allowed or last == time - 1:  # what is not seen is small enough
+    if float(uncertainty[last:].sum()) <= allowed:  # what is not seen is small enough
         left = power.flip(0).cumsum(0).flip(0)  # [T] from each lag on
         return int((left > allowed).sum())
     if len(lags) < SETTINGS.least_lags:
@@ -59,9 +47,12 @@ def memory_length(batch: SearchBatch, generator: torch.Generator) -> int:
 def response(batch: SearchBatch, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
     """The response of the outputs to a change of an input, by the lag between them.
 
+    Each input is moved at a few time steps, one at a time and to both sides, and the outputs from there on are watched.
+    Outputs before that time step show the noise, since nothing else can change there.
+
     Returns:
         Its mean square [T], relative to the square of the step; the part of it that is noise; and [T] by how much noise
-        may exceed that part by chance. If too many evaluations failed, all are zero.
+        may exceed that part by chance. If too many evaluations failed, there is no response, or none that is a number.
     """
     rows = batch.choose_rows(SETTINGS.sequences, generator)
     x = batch.x[rows]  # [r, T·d]
@@ -75,8 +66,7 @@ def response(batch: SearchBatch, generator: torch.Generator) -> tuple[Tensor, Te
     for start in starts:
         inputs = slice(start * d, start * d + d)
         ends = torch.stack((x[:, inputs] + step, x[:, inputs] - step), 1)  # [r, 2, d]
-        if batch.low is not None and batch.high is not None:
-            ends = ends.clamp(batch.low[inputs], batch.high[inputs])
+        ends = ends.clamp(batch.low[inputs], batch.high[inputs])
         y = batch.ask(one_input_moved(x, inputs, ends), rows)  # [r, d, 2, T·d_out]
         change = (y[:, :, 0] - y[:, :, 1]).view(r, d, time, -1).square() / step[:, None, None].square()
         change = change[torch.isfinite(change).all(3).all(2)]  # [some of r·d, T, d_out]
@@ -84,8 +74,7 @@ def response(batch: SearchBatch, generator: torch.Generator) -> tuple[Tensor, Te
         seen[: time - start] += len(change)
         before.append(change[:, :start].flatten())
     if seen[0] < r * d * len(starts) / 2 or bool((seen == 0).any()):
-        return torch.zeros_like(power), power.new_zeros(()), torch.zeros_like(power)
-    quiet = torch.cat(before)
-    noise = quiet.mean() if len(quiet) else power.new_zeros(())
+        power = torch.zeros_like(power)
+    noise = torch.cat(before).mean().nan_to_num(0)
     samples = seen * (batch.y.shape[1] // time)
-    return power / seen, noise, SETTINGS.visible * noise * (2 / samples).sqrt()  # a mean of squares of normal noise
+    return power / seen, noise, SETTINGS.suspicion * noise * (2 / samples).sqrt()  # a mean of squares of normal noise

@@ -2,15 +2,18 @@
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from bondgrad.measuring._rounding import RoundingNoise
 from bondgrad.measuring._spread import Spread
+from bondgrad.structure.discovery._settings import SETTINGS
 
 
-class SearchBatch(NamedTuple):
+@dataclass(eq=False)
+class SearchBatch:
     """Rows of a batch, and a function that evaluates the box at points near them."""
 
     x: Tensor  # [N, d] the rows, inside the limits
@@ -19,10 +22,14 @@ class SearchBatch(NamedTuple):
     max_points: int  # how many points may exist at a time
     noise: float  # half-width of the noise on the outputs, as far as it is known
     rounding: float  # relative rounding of the outputs
-    low: Tensor | None = None  # [d] no point may be below this; None: there are no limits
-    high: Tensor | None = None  # [d] no point may be above this; None: there are no limits
+    low: Tensor  # [d] no point may be below this
+    high: Tensor  # [d] no point may be above this
     features: int = 0  # the number of inputs of a time step, where rows are sequences
     whole: bool = False  # whether every request must contain all rows, because the box has a memory
+
+    def __post_init__(self) -> None:
+        self.evaluations = 0  # that were spent so far
+        self.rounding_noise = RoundingNoise.of(self.y, self.rounding)
 
     def choose_rows(self, count: int, generator: torch.Generator) -> Tensor:
         """Numbers [count] of random rows, different ones as far as there are; of all rows, if `whole`."""
@@ -33,8 +40,15 @@ class SearchBatch(NamedTuple):
         return order[torch.arange(count, device=self.x.device) % n]
 
     def ask(self, points: Tensor, rows: Tensor) -> Tensor:
-        """The outputs [r, j, ends, d_out] at points [r, j, ends, d] near rows [r]; NaN where they are not finite."""
-        r, j, ends, _ = points.shape
+        """The outputs [r, j, ends, d_out] at points [r, j, ends, d] near rows [r]; NaN where they are not finite.
+
+        A box with a memory is asked about all rows, though only some are of interest; these have to be different ones.
+        """
+        (r, j, ends, _), n = points.shape, len(self.x)
+        if self.whole and r < n:
+            everything = self.x[:, None, None].expand(n, j, ends, -1).index_copy(0, rows, points)
+            return self.ask(everything, torch.arange(n, device=rows.device))[rows]
+        self.evaluations += r * j * ends
         moves = max(1, self.max_points // (ends * (r if self.whole else 1)))  # of a row in one request
         at_once = r if self.whole else max(1, moves // j)
         parts = []
@@ -46,6 +60,16 @@ class SearchBatch(NamedTuple):
         y = torch.cat(parts)
         return torch.where(torch.isfinite(y), y, math.nan)
 
+    def targets(self, rows: Tensor, turns: Tensor) -> Tensor:
+        """Values [r, d] on the way to the farthest, at the fractions of it whose turns [r] it is.
+
+        They are never beyond either end, whatever rounding does.
+        """
+        x, end = self.x[rows], self.farthest(rows)
+        fractions = self.x.new_tensor(SETTINGS.fractions)
+        point = x + fractions[turns % len(fractions), None] * (end - x)
+        return point.clamp(torch.minimum(x, end), torch.maximum(x, end))
+
     def farthest(self, rows: Tensor) -> Tensor:
         """For each input of these rows, the farthest value that it has in the batch: [r, d].
 
@@ -56,15 +80,7 @@ class SearchBatch(NamedTuple):
         lowest, highest = self.x.aminmax(dim=0)
         target = torch.where(x - lowest > highest - x, lowest, highest)
         size = Spread.of(self.x).size  # [d]
-        step = torch.where(size > 0, math.cbrt(3 * self.noise) * size, math.sqrt(self.noise)).expand_as(x)
-        near = x + step
-        if self.low is not None and self.high is not None:
-            up, down = self.high - x, x - self.low  # the step goes to the side with more room
-            near = torch.where(up >= down, torch.minimum(near, self.high), torch.maximum(x - step, self.low))
+        step = torch.where(size > 0, math.cbrt(3 * self.noise) * size, math.sqrt(self.noise))
+        up, down = self.high - x, x - self.low  # the step goes to the side with more room
+        near = torch.where(up >= down, torch.minimum(x + step, self.high), torch.maximum(x - step, self.low))
         return torch.where((target - x).abs() > step, target, near)
-
-
-def between(x: Tensor, target: Tensor, fraction: Tensor) -> Tensor:
-    """The point at a fraction of the way from x to a target, never beyond either, whatever rounding does."""
-    point = x + fraction * (target - x)
-    return torch.minimum(torch.maximum(point, torch.minimum(x, target)), torch.maximum(x, target))

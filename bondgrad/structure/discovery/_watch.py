@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from bondgrad.measuring._noise import noise_from_repeats
-from bondgrad.measuring._rounding import RoundingNoise
-from bondgrad.structure.discovery._dependencies import SETTINGS, SQRT2, mean_change, responses
-from bondgrad.structure.discovery._search_batch import SearchBatch, between
+from bondgrad.structure.discovery._dependencies import SQRT2, mean_change, responses
+from bondgrad.structure.discovery._search_batch import SearchBatch
+from bondgrad.structure.discovery._settings import SETTINGS
 
 EVALUATIONS_OF_A_CHECK = 3 * SETTINGS.watched_rows  # if it finds nothing: each row once moved and twice as it is
 
@@ -28,31 +28,28 @@ def missing_dependencies(depends: Tensor, batch: SearchBatch, generator: torch.G
     if len(incomplete) == 0:
         return found
     rows = batch.choose_rows(SETTINGS.watched_rows, generator)
-    x, k, device = batch.x[rows], len(rows), batch.x.device
+    x, k = batch.x[rows], len(rows)
     moving = torch.stack([_inputs_to_move(depends, incomplete, i, generator) for i in range(k)])  # [k, d]
     unaffected = (depends.float() @ moving.float().T).T == 0  # [k, d_out] by the pattern
-    draw = torch.randint(len(SETTINGS.fractions), (k,), generator=generator, device="cpu").to(device)
-    target = between(x, batch.farthest(rows), batch.x.new_tensor(SETTINGS.fractions)[draw, None])
-    moved = torch.where(moving, target, x)
+    turns = torch.randint(len(SETTINGS.fractions), (k,), generator=generator, device="cpu").to(x.device)
+    moved = torch.where(moving, batch.targets(rows, turns), x)
 
     y = batch.ask(torch.stack((moved, x, x), 1).unsqueeze(1), rows).squeeze(1)  # [k, 3, d_out]
     noise = noise_from_repeats(y[:, 1:], dim=1, order=1, over=(0, 1))  # [d_out]
-    noise = torch.maximum(noise, RoundingNoise.of(batch.y, batch.rounding).between(y[:, 0], y[:, 1]))  # [k, d_out]
+    noise = torch.maximum(noise, batch.rounding_noise.between(y[:, 0], y[:, 1]))  # [k, d_out]
     suspected = ((y[:, 0] - y[:, 1]).abs() > SETTINGS.suspicion * SQRT2 * noise) & unaffected
     if not bool(suspected.any()):
         return found
 
-    # A box with a memory is asked about all rows, though only some are of interest.
-    chosen = torch.ones(k, dtype=torch.bool, device=device) if batch.whole else suspected.any(1)
-    rows, target, moved, moving, noise = (t[chosen] for t in (rows, target, moved, moving, noise))
+    chosen = suspected.any(1)
+    rows, moved, moving, noise = (t[chosen] for t in (rows, moved, moving, noise))
     change, noise = mean_change(batch, rows, moved, noise, SETTINGS.watch_confirmations)  # [k, d_out] each
     changing = suspected[chosen] & (change > SETTINGS.certainty)
     for j in changing.any(1).nonzero().squeeze(1).tolist():
         if bool(((found & moving[j]).any(1) | ~changing[j]).all()):
             continue  # dependencies that were found at other rows explain every change
-        which = slice(None) if batch.whole else slice(j, j + 1)
-        targets = torch.where(moving[j], target[which], batch.x[rows[which]])
-        single = responses(batch, rows[which], targets, noise[which], paired=True).largest > SETTINGS.certainty
+        this = slice(j, j + 1)
+        single = responses(batch, rows[this], moved[this], noise[this], paired=True).largest > SETTINGS.certainty
         single &= changing[j][:, None] & moving[j]
         unexplained = changing[j] & ~single.any(1)  # outputs that change only if several inputs move together
         found |= single | (unexplained[:, None] & moving[j])

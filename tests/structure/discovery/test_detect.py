@@ -265,6 +265,46 @@ def test_context_and_portions():
     assert found.evaluations == sum(calls)
 
 
+def test_the_least_change_that_is_seen():
+    """Four standard deviations of a difference are suspected; 2.326 more are missed by one in a hundred."""
+    found = detect(noisy(torch.sin, 1e-2), torch.randn(50, 3))
+    assert torch.allclose(found.least, found.noise * 2**0.5 * (4 + 2.3263), rtol=1e-4)
+    assert (found.false_alarm, found.miss) == (0.01, 0.01)
+    assert torch.allclose(found.noise, torch.tensor(1e-2), rtol=0.4)
+
+
+def test_requests_fit_into_the_memory_that_there_is():
+    """A row has two inputs, two outputs and a context, of four bytes each: ten rows."""
+    calls = []
+
+    def fn(x, gain):
+        calls.append(len(x))
+        return x * gain
+
+    detect(fn, torch.randn(20, 2), torch.ones(20, 1), evaluator=Local(memory=200))
+    assert max(calls[1:]) == 10
+
+
+def test_one_row_with_its_context():
+    found = detect(lambda x, gain: x * gain, torch.ones(1, 3), torch.ones(1, 1))
+    assert torch.equal(found.depends, torch.eye(3).bool())
+
+
+@pytest.mark.parametrize(("dtype", "eps"), [(torch.float32, 2**-23), (torch.float64, 2**-52)])
+def test_inputs_that_do_not_vary_move_as_far_as_rounding_asks_for(dtype, eps):
+    """By (3 eps)^(1/3), of x or of the answers, whichever have fewer digits."""
+    for answers in (torch.float32, torch.float64):
+        seen = []
+
+        def fn(x, seen=seen, answers=answers):
+            seen.append(x.clone())
+            return x.to(answers)
+
+        assert detect(fn, torch.ones(2, 1, dtype=dtype)).depends.all()
+        step = (3 * max(eps, torch.finfo(answers).eps)) ** (1 / 3)
+        assert float((torch.cat(seen) - 1).abs().max()) == pytest.approx(step, rel=1e-4)
+
+
 def test_a_device_with_memory_is_refused():
     with pytest.raises(ValueError, match="without memory"):
         detect(Device(), torch.randn(5, 3))

@@ -65,6 +65,38 @@ def test_resuming_goes_on_bit_for_bit():
     assert same_state(layers[0].state_dict(), layers[1].state_dict())
 
 
+def test_when_the_next_search_is_due():
+    """A check costs 48 evaluations, one in a hundred of those for gradients; 16 rows of 2 inputs take 32 a step."""
+    layer = BlackBox(torch.sin, 2, structure="auto", policy=Fixed(1e-3), seed=0)
+    x, gy = torch.randn(16, 2), torch.randn(16, 2)
+    tracker = layer.tracker
+    assert tracker.due()
+    gradient(layer, x, gy)
+    assert (tracker.credit, tracker.price) == (32, 48)  # since the first search, which is not counted
+    for _ in range(148):
+        gradient(layer, x, gy)
+        assert not tracker.due()
+    gradient(layer, x, gy)
+    assert tracker.credit == 150 * 32 == 100 * 48
+    assert tracker.due()
+    before = layer.stats.evaluations
+    gradient(layer, x, gy)
+    assert layer.stats.evaluations - before == 16 + 32 + 48
+    assert (tracker.credit, tracker.price) == (32, 48)
+
+
+def test_a_change_is_looked_at_again_at_once():
+    box = Waking(0.5)
+    layer = BlackBox(box, 10, structure="auto", policy=Fixed(1e-2), seed=0)
+    x, gy = torch.randn(32, 10), torch.randn(32, 10)
+    gradient(layer, x, gy)
+    box.awake = True
+    with pytest.warns(UserWarning, match="found 1 dependencies"):
+        train_until(lambda: layer.structure.depends[7, 2], layer, x, gy)
+    assert layer.tracker.due()
+    assert layer.tracker.credit == 4800 + 64 * 2  # two groups now
+
+
 def train_until(done, layer, x, gy):
     for _ in range(400):
         gradient(layer, x, gy)
@@ -162,11 +194,21 @@ def test_noise_that_falls():
         lambda x: torch.sin(x) + sigma[0] * torch.randn(x.shape, generator=generator), 10, structure="auto", seed=0
     )
     x, gy = torch.randn(64, 10), torch.randn(64, 10)
-    with pytest.warns(UserWarning, match="saw no output react to the inputs 0, 1, 2, 3, 4, 5, 6, 7, ..."):
+    with pytest.warns(UserWarning, match=r"saw no output react to the inputs 0, 1, 2, 3, 4, 5, 6, 7, \.\.\.: they"):
         gradient(layer, x, gy)
     sigma[0] = 1e-4
     with pytest.warns(UserWarning, match="dependencies that its pattern did not have"):
         train_until(lambda: layer.structure.depends.diagonal().all(), layer, x, gy)
+
+
+def test_inputs_that_do_nothing_are_named():
+    layer = BlackBox(lambda x: x[:, [0, 2]], 4, structure="auto", seed=0)
+    with pytest.warns(UserWarning, match="saw no output react to the inputs 1, 3: they"):
+        gradient(layer, torch.randn(16, 4), torch.randn(16, 2))
+    assert layer.structure.depends.tolist() == [[True, False, False, False], [False, False, True, False]]
+    layer = BlackBox(lambda x: x[:, :1], 9, structure="auto", seed=0)
+    with pytest.warns(UserWarning, match="react to the inputs 1, 2, 3, 4, 5, 6, 7, 8: they"):
+        gradient(layer, torch.randn(16, 9), torch.randn(16, 1))
 
 
 def test_another_box_in_its_place():
@@ -312,6 +354,21 @@ def test_an_outage_in_the_first_look():
     failing[0] = False
     train_until(lambda: isinstance(layer.structure, Pattern), layer, x, gy)
     assert torch.equal(layer.structure.depends, torch.eye(20).bool())
+
+
+@pytest.mark.parametrize(("failing", "used"), [(4, True), (5, False)])
+def test_half_of_the_pattern_must_have_been_answered(failing, used):
+    """Of eight outputs, so many never come."""
+
+    def fn(x):
+        y = torch.sin(x).repeat(1, 4)
+        y[:, :failing] = torch.nan
+        return y
+
+    layer = BlackBox(fn, 2, structure="auto", seed=0)
+    with pytest.warns(UserWarning, match="non-finite"):
+        gradient(layer, torch.randn(16, 2), torch.randn(16, 8))
+    assert isinstance(layer.structure, Pattern) is used
 
 
 def test_few_calls_of_a_small_batch():
