@@ -88,7 +88,7 @@ def measure_ranges(sampler: Sampler, facts: Facts, generator: torch.Generator) -
     failures = []
     for n in broken.any(1).nonzero().squeeze(1).tolist():
         failures += _failures(sampler, rows, inputs[n : n + 1], values[n], broken[n], y[n])
-    noise = torch.maximum(6 * math.sqrt(2) * facts.noise, facts.rounding) / facts.output_spread  # [d_out]
+    noise = torch.maximum(6 * math.sqrt(2) * facts.noise, facts.tolerance) / facts.output_spread  # [d_out]
     change = y.diff(dim=2).abs() / facts.output_spread
     change = torch.where(torch.isfinite(change), change, math.nan).flatten(1, 2)  # [n, changes, d_out]
     # A bad answer makes two large changes.

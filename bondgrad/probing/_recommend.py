@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bondgrad.probing._number_format import applying
-from bondgrad.probing._rounding import FLOAT_TYPES, ROUNDING_UNITS, SETTINGS
 
 if TYPE_CHECKING:
     from bondgrad.probing._report import Report
@@ -24,20 +23,16 @@ def choose_noise(report: "Report") -> Argument | None:
     """The half-width of the noise, where it is more than the rounding that is assumed anyway."""
     random, rounding = report.randomness, report.rounding
     if random is not None and not random.deterministic:
-        if random.quiet_in_eval:
-            return None
         reason = "measured: 95 of 100 answers lie within it"
-        return Argument("noise", f"{random.noise:.2g}", reason) if random.noise > 0 else None
-    if rounding is None:
+        return None if random.quiet_in_eval else Argument("noise", f"{random.noise:.2g}", reason)
+    if rounding is None or rounding.half_width == 0:
         return None
+    reason = f"it computes in {rounding.precision}, coarser than the {rounding.returned} that it returns"
     if rounding.largest_quantum > 0:
-        return Argument("noise", f"{rounding.largest_quantum / 2:.2g}", "half a step of its quantised answers")
-    unit = ROUNDING_UNITS[max(FLOAT_TYPES.index(rounding.returned), FLOAT_TYPES.index("float32"))]
-    if rounding.floor > SETTINGS.coarse * unit / 2:
-        coarse = f"it computes in {rounding.precision}, coarser than the {rounding.returned} that it returns"
-        value = 2 * rounding.floor * rounding.size
-        return Argument("noise", f"{value:.2g}", "it is as rough as that" if rounding.rough else coarse)
-    return None
+        reason = "half a step of its quantised answers"
+    elif rounding.rough:
+        reason = "it is as rough as that"
+    return Argument("noise", f"{rounding.half_width:.2g}", reason)
 
 
 def recommend(report: "Report") -> list[Argument]:
@@ -67,17 +62,10 @@ def recommend(report: "Report") -> list[Argument]:
     return [argument for argument in wanted if argument is not None]
 
 
-def code(report: "Report") -> str:
-    """The recommended BlackBox in Python, to paste."""
-    lines = [f"    {a.name}={a.value},  # {a.reason}" for a in recommend(report)]
-    imports = [f"from {report.module} import {report.name.partition('.')[0]}"] if report.module else []
-    return "\n".join(["import bondgrad", *imports, "", "box = bondgrad.BlackBox(", f"    {report.name},", *lines, ")"])
-
-
 def warnings(report: "Report") -> list[str]:
     """What no argument can set right."""
     random, history = report.randomness, report.history
-    modules = random.modules if report.is_module and random is not None else []
+    modules = [] if random is None else random.modules
     drawn = random is not None and (random.generator is not None or random.by_place)
     dead = [] if report.sensitivity is None else report.sensitivity.dead or []
     return applying(
