@@ -43,11 +43,11 @@ class Dependence:
 
 def measure_dependence(sampler: Sampler, facts: Facts, generator: torch.Generator) -> Dependence:
     """Move every input by itself, at some rows, as `structure.detect` does."""
-    if facts.company is not None and facts.company.matters:
+    if facts.found.company is not None and facts.found.company.matters:
         raise MeasurementSkipped("rows influence one another, so it cannot be seen")
     rounding = (2 * facts.floor or 64 * facts.unit) * facts.scale  # [d_out] in the difference of two answers
     rounding = facts.repeat_tolerance if facts.noisy else rounding  # noise is measured once more, in the search
-    lattice = [0.0] if facts.rounding is None else [quantum or 0.0 for quantum in facts.rounding.quantum]
+    lattice = [0.0] if facts.found.rounding is None else [quantum or 0.0 for quantum in facts.found.rounding.quantum]
     steps = float((facts.y.new_tensor(lattice) / facts.output_spread).max())
     sizes = {"noise": facts.relative(facts.noise), "rounding": facts.relative(rounding), "steps": steps}
     for what, size in sizes.items():

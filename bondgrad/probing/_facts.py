@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -12,56 +12,33 @@ from torch import Tensor
 from bondgrad.measuring._sampler import MeasurementSkipped, Sampler
 
 if TYPE_CHECKING:
-    from bondgrad.probing._dependence import Dependence
-    from bondgrad.probing._history import History
-    from bondgrad.probing._randomness import Randomness
-    from bondgrad.probing._ranges import Ranges
-    from bondgrad.probing._rounding import Rounding
-    from bondgrad.probing._row_coupling import RowCoupling
-    from bondgrad.probing._sensitivity import Sensitivity
-    from bondgrad.probing._smoothness import Smoothness
-    from bondgrad.probing._speed import Speed
-    from bondgrad.probing._steps import StepLadder
+    from bondgrad.probing._findings import Findings
 
 SEVERAL_ROWS = 8  # rows of a call with several, where their number does not matter
 TYPICAL_SHARE = 10  # typical rows may take one in so many of the evaluations
 NOISY_REPEATS = 4  # of every comparison, where answers are noisy: what is rare then shows in the deviations
 
 
-@dataclass(frozen=True, kw_only=True)
-class Findings:
-    """What the measurements have found out, one field for each; None: it was left out, or has not been made yet."""
-
-    speed: "Speed | None" = field(default=None, metadata={"title": "Speed"})
-    randomness: "Randomness | None" = field(default=None, metadata={"title": "The same again"})
-    rounding: "Rounding | None" = field(default=None, metadata={"title": "Rounding"})
-    steps: "StepLadder | None" = field(default=None, metadata={"title": "Steps"})
-    smoothness: "Smoothness | None" = field(default=None, metadata={"title": "Smoothness"})
-    company: "RowCoupling | None" = field(default=None, metadata={"title": "Rows together"})
-    sensitivity: "Sensitivity | None" = field(default=None, metadata={"title": "Inputs"})
-    ranges: "Ranges | None" = field(default=None, metadata={"title": "Ranges"})
-    dependence: "Dependence | None" = field(default=None, metadata={"title": "Structure"})
-    history: "History | None" = field(default=None, metadata={"title": "History"})
-
-
-TITLES: dict[str, str] = {finding.name: finding.metadata["title"] for finding in fields(Findings)}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Facts(Findings):
-    """What is known of a box so far: its answers about typical rows, and all findings. Measurements read it."""
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a box so far: its answers about typical rows, and what was found out. Measurements read it."""
 
     y: Tensor  # [n, d_out] outputs at the typical rows that were asked about; NaN where there are none
     unit: float  # the rounding unit of the type of the outputs, relative
+    found: "Findings"
 
     @staticmethod
-    def at_typical_rows(sampler: Sampler) -> "Facts":
+    def at_typical_rows(sampler: Sampler, found: "Findings") -> "Facts":
         """Ask about the typical rows, or about as many as a share of the budget allows."""
         y = sampler.ask_rows(torch.arange(min(len(sampler.x), max(2, sampler.affordable // TYPICAL_SHARE))))
-        facts = Facts(y=y, unit=sampler.function.rounding or torch.finfo(sampler.dtype).eps)
+        facts = Facts(y, sampler.function.rounding or torch.finfo(sampler.dtype).eps, found)
         if len(facts.usable) == 0:
             raise MeasurementSkipped(f"no finite answer at {len(y)} rows asked about")
         return facts
+
+    def with_finding(self, name: str, finding: Any) -> "Facts":  # noqa: ANN401
+        """With what a measurement has found; None: it was left out."""
+        return replace(self, found=replace(self.found, **{name: finding}))
 
     def asked_again(self, sampler: Sampler) -> "Facts":
         """With answers about typical rows that had none, where failures come by chance."""
@@ -71,23 +48,23 @@ class Facts(Findings):
 
     @cached_property
     def noise(self) -> Tensor:
-        """[d_out] standard deviation; zero until it is known."""
-        return torch.zeros_like(self.y[0]) if self.randomness is None else self.y.new_tensor(self.randomness.std)
+        """[d_out], or [1] until it is known: standard deviation of the noise."""
+        return self.y.new_tensor([0.0] if self.found.randomness is None else self.found.randomness.std)
 
     @property
     def noisy(self) -> bool:
         """Whether any output has noise."""
-        return self.randomness is not None and not self.randomness.deterministic
+        return self.found.randomness is not None and not self.found.randomness.deterministic
 
     @property
     def floor(self) -> float:
         """Of the rounding inside the box, relative; zero: none is known."""
-        return 0.0 if self.rounding is None else self.rounding.floor
+        return 0.0 if self.found.rounding is None else self.found.rounding.floor
 
     @property
     def remembers(self) -> bool:
         """Whether outputs depend on the call before."""
-        return self.history is not None and bool(self.history.remembers)
+        return self.found.history is not None and bool(self.found.history.remembers)
 
     @cached_property
     def usable(self) -> Tensor:
@@ -133,7 +110,7 @@ class Facts(Findings):
 
         Nor does a single answer that lies far out make one.
         """
-        largest = self.noise.new_tensor([0.0] if self.randomness is None else self.randomness.largest)
+        largest = self.noise.new_tensor([0.0] if self.found.randomness is None else self.found.randomness.largest)
         chance = torch.maximum(6 * self.noise * math.sqrt(2 / n), 2.5 * largest / n)
         return torch.maximum(chance, self.tolerance)
 

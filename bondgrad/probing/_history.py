@@ -74,7 +74,7 @@ class DriftMonitor:
         """What the looks say of drift, beside what is known of memory."""
         # Until a box was known to remember, it was looked at after anything.
         looks = [(when, y) for settled, when, y in self._looks if settled == facts.remembers]
-        found = replace(facts.history or History(), looks=len(looks))
+        found = replace(facts.found.history or History(), looks=len(looks))
         if len(looks) < 3:
             return found
         y = torch.stack([answers for _, answers in looks])  # [looks, r, d_out]
@@ -85,7 +85,7 @@ class DriftMonitor:
         scatter = (left.square().sum(0) / (len(looks) - 2)).nanmean(0).sqrt()  # [d_out], with what is rare but large
         noise = torch.maximum(torch.maximum(facts.noise, scatter), facts.tolerance)
         t = slope / noise * at.square().sum().sqrt()
-        if facts.randomness is not None and not facts.randomness.within_a_call:
+        if facts.found.randomness is not None and not facts.found.randomness.within_a_call:
             t = t.nanmean(0)  # rows with the same noise count as one
         t = t[torch.isfinite(t)]  # whose squares sum up to more than those of normal numbers, if it drifts
         drifts = float(t.square().sum() - t.numel()) > SETTINGS.certain * math.sqrt(2 * t.numel())

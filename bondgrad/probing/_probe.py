@@ -2,7 +2,7 @@
 
 import keyword
 from collections.abc import Callable, Generator
-from dataclasses import replace
+from dataclasses import fields
 from typing import Any, TypeVar
 
 import torch
@@ -16,32 +16,12 @@ from bondgrad.evaluators import Evaluator
 from bondgrad.measuring._no_trace import no_trace
 from bondgrad.measuring._sampler import MeasurementSkipped, Sampler
 from bondgrad.probing._call_limits import find_call_limits
-from bondgrad.probing._dependence import measure_dependence
-from bondgrad.probing._facts import TITLES, Facts, Findings
-from bondgrad.probing._history import SETTINGS, DriftMonitor, measure_memory
-from bondgrad.probing._randomness import measure_randomness
-from bondgrad.probing._ranges import measure_ranges
+from bondgrad.probing._facts import Facts
+from bondgrad.probing._findings import Findings
+from bondgrad.probing._history import SETTINGS, DriftMonitor
 from bondgrad.probing._report import Report
-from bondgrad.probing._rounding import measure_rounding
-from bondgrad.probing._row_coupling import measure_row_coupling
-from bondgrad.probing._sensitivity import confirm_dead, measure_sensitivity
-from bondgrad.probing._smoothness import measure_smoothness
-from bondgrad.probing._speed import measure_speed
-from bondgrad.probing._steps import measure_steps
 
 T = TypeVar("T")
-MEASUREMENTS: tuple[tuple[str, Callable[[Sampler, Facts, torch.Generator], Any]], ...] = (
-    ("randomness", measure_randomness),
-    ("speed", measure_speed),
-    ("history", measure_memory),
-    ("rounding", measure_rounding),
-    ("steps", measure_steps),
-    ("company", measure_row_coupling),
-    ("smoothness", measure_smoothness),
-    ("sensitivity", measure_sensitivity),
-    ("ranges", measure_ranges),
-    ("dependence", measure_dependence),
-)  # the most useful first, and each after those whose findings it reads
 LEAST_BUDGET = 16  # evaluations without which nothing can be said
 TYPICAL_ROWS = 256  # that are asked about
 
@@ -141,21 +121,21 @@ class Session:
         sampler = self.sampler
         with sampler.workplace():
             monitor = DriftMonitor(facts.choose(max(SETTINGS.rows, sampler.caller.smallest), self._generator))
-        for name, measure in (*MEASUREMENTS, ("history", monitor.measure_drift)):
-            yield TITLES[name]
+        measurements = [(kind.name, kind.metadata["title"], kind.metadata["by"]) for kind in fields(Findings)]
+        for name, title, measure in (*measurements, ("history", "History", monitor.measure_drift)):
+            yield title
             self._attempt("", monitor.look, sampler, facts)
-            found: Any = self._attempt(TITLES[name], measure, sampler, facts, self._generator)
-            facts = self._findings = replace(facts, **{name: found})
+            facts = facts.with_finding(name, self._attempt(title, measure, sampler, facts, self._generator))
+            self._findings = facts.found
             if name == "randomness":  # which shows whether calls fail by chance
                 facts = self._attempt("", facts.asked_again, sampler) or facts
-        self._findings = replace(facts, sensitivity=confirm_dead(facts))
 
     def report(self) -> Report:
         """What is known by now."""
         sampler = self.sampler
         return Report(
             **self._known,
-            **{name: getattr(self._findings, name) for name in TITLES},
+            **vars(self._findings),
             out_features=sampler.caller.out_features,
             flaky=sampler.caller.random_failures,
             left_out=list(self._left_out),
@@ -177,7 +157,7 @@ class Session:
 def _first_facts(sampler: Sampler) -> Facts:
     """Learn how the box can be called, then ask about the typical rows."""
     find_call_limits(sampler)
-    return Facts.at_typical_rows(sampler)
+    return Facts.at_typical_rows(sampler, Findings())
 
 
 def _variable(fn: Callable[..., Any]) -> str:

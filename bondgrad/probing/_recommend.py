@@ -1,7 +1,6 @@
 """What to write, and why."""
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bondgrad.probing._number_format import applying
@@ -9,22 +8,14 @@ from bondgrad.probing._number_format import applying
 if TYPE_CHECKING:
     from bondgrad.probing._report import Report
 
-
-@dataclass(frozen=True)
-class Argument:
-    """An argument of BlackBox that is recommended."""
-
-    name: str
-    value: str  # in Python
-    reason: str
+Reasoned = tuple[str, str]  # the value of an argument, in Python, and why it is recommended
 
 
-def choose_noise(report: "Report") -> Argument | None:
+def choose_noise(report: "Report") -> Reasoned | None:
     """The half-width of the noise, where it is more than the rounding that is assumed anyway."""
     random, rounding = report.randomness, report.rounding
     if random is not None and not random.deterministic:
-        reason = "measured: 95 of 100 answers lie within it"
-        return None if random.quiet_in_eval else Argument("noise", f"{random.noise:.2g}", reason)
+        return None if random.quiet_in_eval else (f"{random.noise:.2g}", "measured: 95 of 100 answers lie within it")
     if rounding is None or rounding.half_width == 0:
         return None
     reason = f"it computes in {rounding.precision}, coarser than the {rounding.returned} that it returns"
@@ -32,34 +23,30 @@ def choose_noise(report: "Report") -> Argument | None:
         reason = "half a step of its quantised answers"
     elif rounding.rough:
         reason = "it is as rough as that"
-    return Argument("noise", f"{rounding.half_width:.2g}", reason)
+    return f"{rounding.half_width:.2g}", reason
 
 
-def recommend(report: "Report") -> list[Argument]:
+def recommend(report: "Report") -> dict[str, Reasoned]:
     """The arguments of BlackBox that this box needs."""
-    wanted = [
-        Argument("in_features", str(report.in_features), "the width of its rows"),
-        Argument("out_features", str(report.out_features), "the width of its answers") if report.out_features else None,
-    ]
+    found, most = report.dependence, None if report.speed is None else report.speed.max_rows
+    wanted: dict[str, Reasoned | None] = {"in_features": (str(report.in_features), "the width of its rows")}
+    if report.out_features:
+        wanted["out_features"] = (str(report.out_features), "the width of its answers")
     if report.limits is not None:
-        low, high = report.limits
-        pair = f"({_number_or_list(low)}, {_number_or_list(high)})"
-        wanted.append(Argument("limits", pair, "given: nothing outside is ever evaluated"))
-    found = report.dependence
+        low, high = map(_number_or_list, report.limits)
+        wanted["limits"] = (f"({low}, {high})", "given: nothing outside is ever evaluated")
     if found is not None and found.groups < found.inputs:
-        saving = f"{2 * found.groups:,} evaluations a row instead of {2 * found.inputs:,}"
         value = '"auto"' if found.blocks is None else f"bondgrad.structure.Blocks({found.blocks[0]}, {found.blocks[1]})"
-        wanted.append(Argument("structure", value, saving))
-        if found.blocks is None:
-            wanted.append(choose_noise(report))  # the search for structure asks for it; steps do not
-    most = None if report.speed is None else report.speed.max_rows
+        wanted["structure"] = (value, f"{2 * found.groups:,} evaluations a row instead of {2 * found.inputs:,}")
+        # The search for structure asks for it; steps do not.
+        wanted["noise"] = choose_noise(report) if found.blocks is None else None
     reason = "it takes one row at a time" if most == 1 else "it refuses calls with many more rows"
     if report.evaluator_given:
-        remedy = "the one given" if most is None else f"the one given, with max_rows={most}: {reason}"
-        wanted.append(Argument("evaluator", "evaluator", remedy))
+        remedy = "" if most is None else f", with max_rows={most}: {reason}"
+        wanted["evaluator"] = ("evaluator", "the one given" + remedy)
     elif most is not None:
-        wanted.append(Argument("evaluator", f"bondgrad.evaluators.Local(max_rows={most})", reason))
-    return [argument for argument in wanted if argument is not None]
+        wanted["evaluator"] = (f"bondgrad.evaluators.Local(max_rows={most})", reason)
+    return {name: argument for name, argument in wanted.items() if argument is not None}
 
 
 def warnings(report: "Report") -> list[str]:

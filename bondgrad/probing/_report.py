@@ -1,12 +1,12 @@
 """All that a probe has found out."""
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from bondgrad.policies import Calibrated
 from bondgrad.probing import _recommend
-from bondgrad.probing._facts import TITLES, Findings
+from bondgrad.probing._findings import Findings
 from bondgrad.probing._number_format import applying, duration
 from bondgrad.probing._randomness import GENERATORS
 from bondgrad.probing._rounding import precision_of
@@ -73,7 +73,7 @@ class Report(Findings):
     @property
     def code(self) -> str:
         """The recommended BlackBox, in Python, with a reason for every argument."""
-        lines = [f"    {a.name}={a.value},  # {a.reason}" for a in _recommend.recommend(self)]
+        lines = [f"    {name}={value},  # {reason}" for name, (value, reason) in _recommend.recommend(self).items()]
         imports = [f"from {self.module} import {self.name.partition('.')[0]}"] if self.module else []
         box = ["box = bondgrad.BlackBox(", f"    {self.name},", *lines, ")"]
         return "\n".join(["import bondgrad", *imports, "", *box])
@@ -81,7 +81,7 @@ class Report(Findings):
     @property
     def reasons(self) -> dict[str, str]:
         """Why, for every recommended argument."""
-        return {argument.name: argument.reason for argument in _recommend.recommend(self)}
+        return {name: reason for name, (_, reason) in _recommend.recommend(self).items()}
 
     @property
     def warnings(self) -> list[str]:
@@ -91,7 +91,7 @@ class Report(Findings):
     @property
     def words(self) -> dict[str, str]:
         """What was found, by title."""
-        found = {title: getattr(self, name) for name, title in TITLES.items()}
+        found = {kind.metadata["title"]: getattr(self, kind.name) for kind in fields(Findings)}
         return {title: result.words for title, result in found.items() if result is not None}
 
     @property

@@ -109,7 +109,7 @@ def measure_rounding(sampler: Sampler, facts: Facts, generator: torch.Generator)
 
 def _with_shortcut(sampler: Sampler, facts: Facts, found: Rounding, generator: torch.Generator) -> Rounding:
     """What was found, and what changes with autocast and TF32 as they are set around the probe."""
-    facts = replace(facts, rounding=found)
+    facts = facts.with_finding("rounding", found)
     rows = facts.usable[: max(SEVERAL_ROWS, sampler.caller.smallest)]
 
     def ask(full_precision: bool) -> Tensor:

@@ -41,7 +41,7 @@ def measure_row_coupling(sampler: Sampler, facts: Facts, generator: torch.Genera
         lambda: sampler.ask_rows(torch.cat((watched, outside)))[:COMPARED],
         lambda: sampler.ask_rows(torch.cat((typical, watched)))[OTHERS:],
     ]
-    if facts.randomness is not None and facts.randomness.by_place:  # which is no influence
+    if facts.found.randomness is not None and facts.found.randomness.by_place:  # which is no influence
         questions.pop()
     matters, change = facts.compare(sampler, questions, COMPARED + OTHERS)
     return RowCoupling(matters, max(map(facts.relative, change)))

@@ -95,7 +95,7 @@ def test_coarse_arithmetic_inside(rounded, name):
     first, second = (0.3 * torch.randn(*shape) for shape in ((D, 30), (30, 3)))
     report = probe(lambda x: rounded(torch.tanh(rounded(x) @ rounded(first))) @ rounded(second), rows())
     assert name in report.rounding.precision
-    assert "coarser than the float32" in choose_noise(report).reason
+    assert "coarser than the float32" in choose_noise(report)[1]
 
 
 def test_dropout():
@@ -154,7 +154,7 @@ def test_a_noisy_device(name):
     assert all(abs(b / 3e-3 - 1) < 0.3 for b in report.randomness.half_width)
     assert report.randomness.generator is None
     assert report.steps.best >= 0.03
-    assert choose_noise(report).value == f"{report.randomness.noise:.2g}"
+    assert choose_noise(report)[0] == f"{report.randomness.noise:.2g}"
     assert set(report.reasons) == {"in_features", "out_features"}  # the policy measures noise itself
     assert not report.history.drifts
     assert not report.history.remembers
@@ -241,7 +241,7 @@ def test_decimals_and_converters():
     report = probe(lambda x: (100 * torch.sin(x)).round() / 100, rows())
     assert "quantised in steps of 0.01" in report.verdict
     assert "decimals" in report.rounding.words
-    assert choose_noise(report).value == "0.005"
+    assert choose_noise(report)[0] == "0.005"
     step = 2 / 255
     found = probe(lambda x: (torch.tanh(x) / step).round() * step, rows()).rounding
     assert found.quantum == pytest.approx([step] * D, rel=1e-3)

@@ -63,7 +63,7 @@ def test_rounded_answers_in_a_finer_type(dtype):
     w = weights()
     report = probe(lambda x: torch.tanh(x @ w).to(dtype).float(), typical())
     assert report.rounding.returned == "float32"
-    assert "coarser than the float32 that it returns" in choose_noise(report).reason
+    assert "coarser than the float32 that it returns" in choose_noise(report)[1]
     assert choose_noise(probe(lambda x: torch.tanh(x @ w).to(dtype), typical())) is None
 
 
