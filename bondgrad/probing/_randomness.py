@@ -55,11 +55,6 @@ class Randomness:
         return math.sqrt(sum(b * b for b in self.half_width) / len(self.half_width))
 
     @property
-    def repeatable(self) -> bool:
-        """Whether two calls can be made to draw the same random numbers."""
-        return self.generator is not None or self.takes_seed
-
-    @property
     def words(self) -> str:
         """What a person wants to know."""
         if self.deterministic and self.moving:
@@ -77,7 +72,7 @@ class Randomness:
             f"Random: 95 of 100 answers lie within ±{self.noise:.2g} ({percent(self.relative)} of the spread, "
             f"standard deviation {max(self.std):.2g} at most).",
             reseeded if self.by_place else not self.within_a_call and "All rows of a call share the same noise.",
-            (self.repeatable or not self.by_place) and source,
+            (self.takes_seed or not self.by_place) and source,
             bool(self.modules) and f"In training mode: {', '.join(self.modules)}.",
             self.quiet_in_eval and "In eval mode, in which BlackBox keeps a module, it repeats itself.",
         )

@@ -1,6 +1,6 @@
 """All that a probe has found out."""
 
-import math
+import json
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -124,7 +124,8 @@ class Report(Findings):
         said = {name: getattr(self, name) for name in ("verdict", "words", "code", "reasons", "warnings")}
         costs = {estimator: asdict(cost) for estimator, cost in self.cost(batch, steps).items()}
         everything = said | asdict(self) | {"cost": {"batch": batch, "steps": steps, **costs}}
-        return {name: _plain(value) for name, value in everything.items()}
+        plain: dict[str, Any] = json.loads(json.dumps(everything), parse_constant=lambda _: None)
+        return plain
 
     def text(self, batch: int = DEFAULT_BATCH, steps: int = DEFAULT_STEPS) -> str:
         """To read, without colours."""
@@ -185,12 +186,3 @@ def _precision(report: Report) -> str:
     if found is None or found.quantised or (report.randomness is not None and not report.randomness.deterministic):
         return ""
     return found.precision + ("" if found.shortcut is None else f", but {precision_of(found.shortcut)} as set here")
-
-
-def _plain(value: Any) -> Any:  # noqa: ANN401
-    """The value in numbers, texts, lists and dictionaries that JSON has."""
-    if isinstance(value, dict):
-        return {str(name): _plain(v) for name, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -41,7 +41,7 @@ class RoundingSettings:
 SETTINGS = RoundingSettings()
 TYPE_NAMES = ("float64", "float32", "float16", "bfloat16")
 FLOAT_TYPES = tuple(getattr(torch, name) for name in TYPE_NAMES)
-LARGEST_FLOORS = (3e-12, 2e-5, 1.5e-3, 2e-2)  # the largest that each of these types leaves in a network
+LARGEST_FLOORS = (3e-12, 2e-5, 7e-4, 2e-2)  # the largest that each of these types leaves in a network
 PRECISION_NAMES = ("float64", "float32", "TF32 or float16", "bfloat16", "coarser than bfloat16")  # above which floors
 
 

@@ -32,7 +32,6 @@ class Speed:
     latency: float  # seconds of a call with one row (or with as few as it takes)
     batches: dict[int, float]  # rows of a call: its seconds, small calls first
     max_rows: int | None  # that it takes in a call. None: no call was too large
-    takes_single_rows: bool
 
     @property
     def vectorised(self) -> bool | None:
@@ -65,7 +64,7 @@ class Speed:
     def words(self) -> str:
         """What a person wants to know."""
         smallest, largest = min(self.batches), max(self.batches)
-        alone = "One row takes" if self.takes_single_rows else f"It does not take one row alone; {smallest} take"
+        alone = "One row takes" if smallest == 1 else f"It does not take one row alone; {smallest} take"
         text = f"{alone} {duration(self.latency)}"
         if self.max_rows == 1:
             return text + ". It takes one row at a time: a call with two failed."
@@ -85,18 +84,12 @@ def measure_speed(sampler: Sampler, facts: Facts, generator: torch.Generator) ->
     allowed = sampler.evaluations + int(SETTINGS.share * sampler.affordable)
     end = sampler.elapsed + SETTINGS.share * sampler.time_left
     sizes = [n for n in sorted({caller.smallest, *SETTINGS.sizes}) if caller.smallest <= n <= (caller.max_rows or n)]
-    for attempt in range(SETTINGS.repeats):
-        for n in sizes:
-            if len(caller.times.get(n, [])) > attempt:
-                continue
-            # The next size once, if there is time for what the last one took and for its rows.
-            late = sampler.elapsed + caller.seconds_per_call + n * caller.seconds_per_row > end
-            untried = attempt > 0 and n not in caller.times
-            if late or untried or sampler.evaluations + n > allowed or (caller.refused or n + 1) <= n:
-                break
-            if not sampler.time_rows(facts.choose(n, generator)):  # these rows work: it fails for its size
-                caller.refused = n
-                break
+    for n in sizes * SETTINGS.repeats:
+        late = sampler.elapsed + caller.seconds_per_call + n * caller.seconds_per_row > end
+        if late or sampler.evaluations + n > allowed or (caller.refused is not None and n >= caller.refused):
+            continue
+        if not sampler.time_rows(facts.choose(n, generator)):  # these rows work: it fails for its size
+            caller.refused = n
     if not caller.times:
         raise BudgetExceeded("the time left does not reach")
     batches = {n: statistics.median(t) if n > 1 else min(t) for n, t in sorted(caller.times.items())}
@@ -104,4 +97,4 @@ def measure_speed(sampler: Sampler, facts: Facts, generator: torch.Generator) ->
         known = caller.largest if caller.largest < caller.refused else 1
         caller.largest = min(caller.refused - 1, max(known, *batches))
     most = None if caller.refused is None else caller.largest
-    return Speed(batches[min(batches)], batches, most, takes_single_rows=caller.smallest == 1)
+    return Speed(batches[min(batches)], batches, most)

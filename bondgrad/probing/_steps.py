@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bondgrad.measuring._sampler import MeasurementSkipped, Sampler
 from bondgrad.probing._facts import Facts
-from bondgrad.probing._number_format import percent
+from bondgrad.probing._number_format import percent, runs
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,8 @@ def judge_slopes(ladder: Tensor, slopes: Tensor, spread: float) -> StepLadder:
 
 def _plateau(ladder: Tensor, heights: list[float], tolerance: float) -> tuple[float | None, float | None]:
     """First and last step of the longest run of neighbours that agree."""
-    agreeing = itertools.groupby(range(len(heights)), lambda i: heights[i] <= tolerance)
-    longest = max((list(run) for agree, run in agreeing if agree), key=len, default=None)
-    return (None, None) if longest is None else (float(ladder[longest[0]]), float(ladder[longest[-1] + 1]))
+    agreeing = runs([height <= tolerance for height in heights])
+    if not agreeing:
+        return None, None
+    first, last = max(agreeing, key=lambda run: run[1] - run[0])
+    return float(ladder[first]), float(ladder[last + 1])
