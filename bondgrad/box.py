@@ -178,7 +178,7 @@ class BlackBox(Layer):
     @property
     def structure(self) -> Structure:
         """Which outputs depend on which inputs: as it was given, or as it was found out so far."""
-        return self.current_structure
+        return self._structure if self.tracker is None else self.tracker.structure
 
     @structure.setter
     def structure(self, structure: "str | Structure | Tensor | np.ndarray | None") -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from bondgrad.calling._modules import entries
 from bondgrad.calling._state_form import snapshot_owner
@@ -19,9 +19,9 @@ def no_trace(fn: object) -> Iterator[None]:
 
     Running statistics of batch normalisation are buffers, and move with every call in training mode.
     """
-    randomness, buffers = RandomStates(), _buffers(fn)
-    modules = fn.modules() if isinstance(fn, nn.Module) else ()
-    places = [(tensors, name, tensors[name]) for tensors, name in entries([m._buffers for m in modules])]
+    randomness, module = RandomStates(), fn if isinstance(fn, nn.Module) else nn.Module()
+    buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
+    places = [(tensors, name, tensors[name]) for tensors, name in entries([m._buffers for m in module.modules()])]
     owner: Any = snapshot_owner(fn)
     kept = None if owner is None else owner.snapshot()
     try:
@@ -37,11 +37,6 @@ def no_trace(fn: object) -> Iterator[None]:
         randomness.restore()
 
 
-def _buffers(fn: object) -> list[tuple[Tensor, Tensor]]:
-    """The buffers of a module, each with a copy."""
-    return [(b, b.detach().clone()) for b in fn.buffers()] if isinstance(fn, nn.Module) else []
-
-
 class RandomStates:
     """The states of the random numbers that a whole process shares: torch's, numpy's and Python's."""
 
@@ -53,11 +48,12 @@ class RandomStates:
 
     def restore(self, *which: str) -> None:
         """Bring them back: those named, of "torch", "numpy" and "python"; all, if none is."""
-        if not which or "python" in which:
+        which = which or ("torch", "numpy", "python")
+        if "python" in which:
             random.setstate(self._python)
-        if not which or "numpy" in which:
+        if "numpy" in which:
             np.random.set_state(self._numpy)
-        if not which or "torch" in which:
+        if "torch" in which:
             torch.set_rng_state(self._torch)
             if self._cuda:
                 torch.cuda.set_rng_state_all(self._cuda)

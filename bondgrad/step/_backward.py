@@ -29,15 +29,15 @@ def take_step(step: StepInputs) -> StepResult:
     start = prepare(step, box, structure, batch)
 
     steps = policy.steps(start.state, batch, estimator.draws, start.noise)
-    delta = perturbations(step.x, steps.size, steps.sign, policy.least_ulps)
-    slopes = box.slopes(structure, step.gy, delta)  # [B, W]
-    g = usable(slopes, step.gy).view(batch.x.shape)  # [B·T, d]
+    delta = perturbations(batch.x, steps.size, steps.sign, policy.least_ulps)  # [n, B·T, d]
+    slopes = box.slopes(structure, step.gy, shaped(delta, delta.shape[:1] + step.x.shape))  # [B, W]
+    g = shaped(usable(slopes, step.gy), batch.x.shape)  # [B·T, d]
 
     trial = start.rows.trial(steps, slopes) if start.rows is not None else None
     summary, state = learn(step, start.state, Observation(batch.x, g, steps, estimator.differences, trial))
     if estimator.normalize_rows:
         g = normalized(g) * step.forward.part.ranks  # of which the wrappers leave one share
-    g = g.view(step.x.shape)
+    g = shaped(g, step.x.shape)
     return StepResult(
         g=g,
         changes=HostChanges(
@@ -54,6 +54,11 @@ def take_step(step: StepInputs) -> StepResult:
         eval_start=start.eval_start,
         errors=tuple(box.errors),
     )
+
+
+def shaped(t: Tensor, shape: torch.Size) -> Tensor:
+    """As `t.reshape(shape)`, at no cost where it has that shape: all but sequences do."""
+    return t if t.shape == shape else t.reshape(shape)
 
 
 def needs_start(policy: Policy, state: State) -> bool:
@@ -126,11 +131,11 @@ def prepare(step: StepInputs, box: Neighbourhood, structure: Structure, batch: B
 def learn(step: StepInputs, state: State, seen: Observation) -> tuple[Tensor | None, State | None]:
     """What the other processes are to be told, and the policy's new state where there are none; None: nothing."""
     policy, part = step.parts.policy, step.forward.part
-    waits = isinstance(policy, MeasuringPolicy) and seen.trial is None and part.ranks == 1
     if not step.forward.training:
         return None, None
-    if waits:
-        return None, state
+    learns = bool(state) and (seen.trial is not None or not isinstance(policy, MeasuringPolicy))
+    if part.ranks == 1 and not learns:
+        return None, None if state is step.state else state
     # Wrappers average the gradient over the processes, so a row has a share of what it would have alone.
     if part.ranks > 1:
         return policy.summarize(state, seen._replace(g=seen.g / part.ranks)), None

@@ -47,16 +47,15 @@ def evaluate(call: ForwardInputs) -> tuple[Tensor, StatesByStart]:
 
 def _answer(call: ForwardInputs) -> tuple[Tensor, StatesByStart]:
     """The answer to rows where the box works, according to the kind of its memory."""
-    parts, memory = call.parts, call.parts.memory
-    seed = None if parts.next_seed is None else parts.next_seed()
-    if memory is None:
-        return _ask(call, parts.function, call.x, call.context, seed), ()
-    if in_backward():
+    memory = call.parts.memory
+    seed = None if call.parts.next_seed is None else call.parts.next_seed()
+    if memory is not None and in_backward():
         raise BoxError("a box with memory cannot be called again in a backward pass: it has moved on since")
     if isinstance(memory, InternalState):
         return _ask_from_internal_state(call, memory, seed)
-    assert isinstance(memory, ExplicitState)
-    return _ask_from_explicit_state(call, memory, seed)
+    if isinstance(memory, ExplicitState):
+        return _ask_from_explicit_state(call, memory, seed)
+    return _ask(call, call.parts.function, call.x, call.context, seed), ()
 
 
 def _ask(
@@ -72,7 +71,7 @@ def _ask(
         beside = tuple(t.clone() for t in context) if context else ()
         return driver.ask(Request(function, points, beside, seed=seed, whole=whole))
 
-    return driver.run(work)
+    return work() if isinstance(call.parts.memory, InternalState) else driver.run(work)
 
 
 def _ask_from_internal_state(
@@ -87,9 +86,7 @@ def _ask_from_internal_state(
         )
     before = memory.before(rows, call.training, call.x.device)
     try:
-        context = tuple(c.clone() for c in call.context)
-        request = Request(call.parts.function, call.x.clone(), context, seed=seed, whole=True)
-        return call.parts.driver.ask(request), ((0, before),)
+        return _ask(call, call.parts.function, call.x, call.context, seed), ((0, before),)
     except BaseException:
         memory.restore(before)
         raise
@@ -111,7 +108,7 @@ def _ask_from_explicit_state(
     for start, stop in zip(starts, [*starts[1:], time], strict=True):
         states.append((start, before))
         y = _ask(call, recorder, x[:, start * d : stop * d], (*call.context, *before), seed)
-        answers.append(y.clone() if len(starts) > 1 else y)  # a box may answer in the same memory each time
+        answers.append(y.clone())  # a box may answer in the same memory each time
         before = recorder.take(rows)
     memory.advance(before, call.training)
-    return answers[0] if len(answers) == 1 else torch.cat(answers, 1), tuple(states)
+    return torch.cat(answers, 1), tuple(states)

@@ -59,15 +59,15 @@ class Layer(nn.Module):
     driver: Driver  # sends requests to the evaluator
     tracker: StructureTracker | None  # finds out the structure, for structure="auto"
     policy_state: PolicyState
+    _estimator: Estimator
+    _policy: Policy
+    structure: Structure  # which outputs depend on which inputs, as far as it is known
 
     def __init__(self) -> None:
         super().__init__()
         self.health, self.trace, self.answers = HealthMonitor(), Trace(), Answers()
         self.eval_start: State | None = None  # of a measuring policy, for gradients in eval mode
         self.hooks: OrderedDict[int, Callable[[Any, Step], None]] = OrderedDict()
-        self._estimator: Estimator
-        self._policy: Policy
-        self._structure: Structure
         self._number = operators.register(self)
         self._recorded: list[HostChanges] | None = None  # while a CUDA graph is captured
         self._counted = (0, 0)  # calls and evaluations before that
@@ -95,9 +95,8 @@ class Layer(nn.Module):
         Inside an activation checkpoint the answer is kept, and given again when the forward pass is run again.
         """
         call = ForwardInputs(
-            self.parts(), self.current_structure, x, context, self.training, graded, self.full_precision, autocast
+            self.parts(), self.structure, x, context, self.training, graded, self.full_precision, autocast
         )
-
         parameters = self.function.tensors.parameters() if graded else None
 
         def ask(learns: bool) -> tuple[Tensor, ForwardRecord]:
@@ -113,11 +112,6 @@ class Layer(nn.Module):
         ordered = self.memory is not None
         (y, forward), ticket = self.answers.answer((x, *context), ordered, graded, self.training, ask)
         return y.clone(), forward._replace(ticket=ticket, parameters=parameters)
-
-    @property
-    def current_structure(self) -> Structure:
-        """Which outputs depend on which inputs: as it was given, or as it was found out so far."""
-        return self._structure if self.tracker is None else self.tracker.structure
 
     def parts(self) -> Parts:
         """What steps work with."""
@@ -170,7 +164,7 @@ class Layer(nn.Module):
             context=context,
             state=policy_state.read(x.device),
             generator=random.on(x.device) if capturing else random.fork(x.device),
-            structure=self.current_structure,
+            structure=self.structure,
             tracker=self.tracker,
             schedule=policy_state.schedule,
             noise=self.noise,
@@ -302,7 +296,7 @@ class Layer(nn.Module):
         rounding = self.function.rounding
         noise = half_width(self.noise, self.policy_state.schedule.noise, rounding)
         own = (self.function, self.training, noise, self.full_precision, self.limits, rounding)
-        parts = (self._policy, self._estimator, self.current_structure, self.driver.version)
+        parts = (self._policy, self._estimator, self.structure, self.driver.version)
         memory = self.memory.places(self.training) if isinstance(self.memory, ExplicitState) else None
         return (*own, *parts, memory, *self.policy_state.random.generators("cuda"))
 

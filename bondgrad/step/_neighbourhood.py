@@ -226,7 +226,5 @@ class Neighbourhood:
 
 
 def perturbations(x: Tensor, size: Tensor, sign: Tensor, ulps: float) -> Tensor:
-    """Steps of that size [n, ...] and sign, made longer by so many units of the rounding of x [B, W]: [n, B, W]."""
-    shape = (size.shape[0], *x.shape)
-    size = torch.add(size.reshape(shape), x.abs(), alpha=ulps * torch.finfo(x.dtype).eps)
-    return torch.copysign(size, sign.reshape(shape))
+    """Steps of that size and sign [n, r, d], made longer by so many units of the rounding of x [r, d]: [n, r, d]."""
+    return torch.copysign(torch.add(size, x.abs(), alpha=ulps * torch.finfo(x.dtype).eps), sign)

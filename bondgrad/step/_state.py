@@ -1,6 +1,7 @@
 """What a layer carries from step to step."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -62,17 +63,11 @@ class PolicyState(nn.Module):
     def write(self, state: State) -> None:
         """Keep a new state: in place, since a captured graph may use these very buffers."""
         buffers: dict[str, Any] = self._buffers
-        if all(value is buffers[name] for name, value in state.items()):
-            return
-        # A policy may keep a value under another name, which is read before anything is written.
-        moved = {id(buffers[name]) for name in self.names}
-        state = {
-            name: value.clone() if id(value) in moved and value is not buffers[name] else value
-            for name, value in state.items()
-        }
-        for name, value in state.items():
-            if value is not buffers[name]:
-                buffers[name].copy_(value)
+        changed = {name: value for name, value in state.items() if value is not buffers[name]}
+        if len(changed) > 1:  # a policy may give a value another name: it is read before anything is written
+            changed = {name: value.clone() for name, value in changed.items()}
+        for name, value in changed.items():
+            buffers[name].copy_(value)
 
     def joint_batch(
         self, policy: Policy, differences: Differences, limits: Limits | None, x: Tensor, learns: bool
@@ -113,17 +108,17 @@ class PolicyState(nn.Module):
         return self
 
 
+@dataclass
 class Schedule:
     """When a box is tried out: often at first, then whenever a share of the evaluations of training pays for it."""
 
-    def __init__(self) -> None:
-        self.trials = 0  # since it began
-        self.steps = 0  # of training, since then
-        self.credit = 0  # evaluations in training
-        self.spent = 0  # evaluations in trials
-        self.last = (0, 0, 0)  # of the last trial: steps and credit then, and its price
-        self.noise = 0.0  # half-width of the noise on the outputs as measured; 0: not known yet
-        self.seeds = 0  # given to the box, if it takes them
+    trials: int = 0  # since it began
+    steps: int = 0  # of training, since then
+    credit: int = 0  # evaluations in training
+    spent: int = 0  # evaluations in trials
+    last: tuple[int, int, int] = (0, 0, 0)  # of the last trial: steps and credit then, and its price
+    noise: float = 0.0  # half-width of the noise on the outputs as measured; 0: not known yet
+    seeds: int = 0  # given to the box, if it takes them
 
     def due(self, share: float, early: bool) -> bool:
         """Whether to try the box out in the next step; `early`: at first more often than the share pays for."""
@@ -133,9 +128,9 @@ class Schedule:
         overdraft = FREE_GRADIENTS * self.credit / max(1, self.steps)
         return self.trials == 0 or soon or (paid and self.credit * share >= self.spent - overdraft)
 
-    def step(self, evaluations: int, steps: int = 1) -> None:
-        """After training steps."""
-        self.steps += steps
+    def step(self, evaluations: int) -> None:
+        """After a training step."""
+        self.steps += 1
         self.credit += evaluations
 
     def tried(self, evaluations: int) -> None:
@@ -145,6 +140,5 @@ class Schedule:
         self.last = (self.steps, self.credit, evaluations)
 
     def begin(self) -> None:
-        """Anew: the box is another."""
-        self.trials = self.steps = self.credit = self.spent = 0
-        self.last, self.noise = (0, 0, 0), 0.0
+        """Anew: the box is another. Only its seeds go on."""
+        vars(self).update(vars(Schedule(seeds=self.seeds)))

@@ -153,7 +153,8 @@ class RowSubset:
 
     def slopes(self, size: Tensor, sign: Tensor) -> tuple[Tensor, Tensor]:
         """At steps of that size [n, r, d]: [r, d], and which of them had all their evaluations."""
-        delta = perturbations(self.box.x, size, sign, self.box.parts.policy.least_ulps)
+        delta = perturbations(self.x, size, sign, self.box.parts.policy.least_ulps)
+        delta = delta.view(len(delta), *self.box.x.shape)
         slopes, sound = self.box.trial_slopes(self.structure, self.gy, delta)
         return self.scaled(slopes), sound.view(self.x.shape)
 

@@ -90,6 +90,30 @@ def test_in_several_processes_normalised_rows_are_made_for_wrappers_that_average
         assert torch.allclose(g.norm(dim=1), torch.full((4,), float(ranks)))
 
 
+class Listening(Fixed):
+    """Remembers the sum of the gradients that it was told of."""
+
+    def init(self, in_features):
+        return {"total": torch.zeros(in_features)}
+
+    def summarize(self, state, seen):
+        return seen.g.sum(0)
+
+    def observe(self, state, summary, rows, differences):
+        return {"total": summary / rows}
+
+
+def test_in_several_processes_the_policy_is_told_of_the_gradient_that_wrappers_leave():
+    layer = BlackBox(torch.sin, 3, policy=Listening(1e-3))
+    x, gy = torch.randn(4, 3), torch.randn(4, 3)
+    alone = take_step(step_of(layer, x, gy, ForwardRecord(True)))
+    assert alone.summary is None
+    assert torch.allclose(alone.state["total"], alone.g.mean(0))
+    together = take_step(step_of(layer, x, gy, ForwardRecord(True, part=JointBatch(4, rows=16))))
+    assert together.state is None  # until all have said what they saw
+    assert torch.allclose(together.summary, alone.g.sum(0) / 4)
+
+
 def test_a_step_changes_nothing_by_itself():
     layer = BlackBox(torch.sin, 3, seed=0)
     x, gy = torch.randn(16, 3), torch.randn(16, 3)

@@ -10,7 +10,6 @@ from torch import nn
 
 from bondgrad import BlackBox, Central, Forward, GraphedStep, Simultaneous
 from bondgrad.baselines import PGT, SPSA
-from bondgrad.evaluators import Local
 from bondgrad.networks import ffnn
 from bondgrad.policies import Bond, Fixed, Gaussian
 from tests.helpers import gradient, needs_cuda, on_each_device, same_state
@@ -297,50 +296,6 @@ def test_a_learning_rate_that_keeps_changing_is_mentioned():
             schedule.step()
     assert step.captures == 1
     assert float(lr) < 1e-8
-
-
-def test_due_until_the_function_is_known():
-    box = BlackBox(lambda x: x.sin(), 3, policy="bond")
-    assert box.due()
-    box(torch.randn(4, 3))
-    assert not box.due()
-    assert box.eval().due()
-    box.train().on_failure = "raise"
-    assert box.due()
-    assert BlackBox(torch.sin, 3, 3, on_failure="raise", policy="bond").due()
-
-    def fn(x: np.ndarray):
-        return np.sin(x)
-
-    box = BlackBox(fn, 3, policy="bond")
-    box(torch.randn(4, 3))
-    assert box.due()
-
-
-def test_the_version_changes_with_what_a_graph_would_miss():
-    box = BlackBox(torch.sin, 3, seed=0, policy="bond")
-    gradient(box, torch.randn(4, 3), torch.randn(4, 3))
-    seen = [box.version]
-
-    def changed():
-        seen.append(box.version)
-        return seen[-1] != seen[-2]
-
-    assert not changed()
-    gradient(box.eval(), torch.randn(4, 3), torch.randn(4, 3))
-    assert changed()
-    box.train()
-    assert changed()
-    box.noise = 1e-3
-    assert changed()
-    box.policy = Fixed(0.1)
-    assert changed()
-    box.estimator = Forward()
-    assert changed()
-    box.evaluator = Local(max_rows=2)
-    assert changed()
-    box.fn = torch.cos
-    assert changed()
 
 
 def test_parts_are_asked_for():
