@@ -1,6 +1,5 @@
 """Whether answers change in the course of time, or with what was asked before."""
 
-import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,7 +16,7 @@ class HistorySettings:
 
     rows: int = 4  # that are asked again
     spare_calls: int = 30  # with few rows: where there is time for fewer, drift is not looked at
-    certain: float = 8.0  # standard deviations of a sum of squares: far out, since noise need not be normal
+    certain: float = 6.0  # standard deviations of a slope: far out, since noise need not be normal
 
 
 SETTINGS = HistorySettings()
@@ -84,11 +83,7 @@ class DriftMonitor:
         left = y - y.mean(0) - at * slope
         scatter = (left.square().sum(0) / (len(looks) - 2)).nanmean(0).sqrt()  # [d_out], with what is rare but large
         noise = torch.maximum(torch.maximum(facts.noise, scatter), facts.tolerance)
-        t = slope / noise * at.square().sum().sqrt()
-        if facts.found.randomness is not None and not facts.found.randomness.within_a_call:
-            t = t.nanmean(0)  # rows with the same noise count as one
-        t = t[torch.isfinite(t)]  # whose squares sum up to more than those of normal numbers, if it drifts
-        drifts = float(t.square().sum() - t.numel()) > SETTINGS.certain * math.sqrt(2 * t.numel())
+        drifts = bool((slope.abs() * at.square().sum().sqrt() > SETTINGS.certain * noise).any())
         length = float(when[-1] - when[0])
         drift = facts.relative(slope * length)
         return replace(found, drifts=drifts, drift=drift, per_evaluation=drift / length)
