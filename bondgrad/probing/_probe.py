@@ -119,8 +119,7 @@ class Session:
     def _measure_all(self, facts: Facts) -> Generator[str, None, None]:
         """All measurements, each given what those before it have found."""
         sampler = self.sampler
-        with sampler.workplace():
-            monitor = DriftMonitor(facts.choose(max(SETTINGS.rows, sampler.caller.smallest), self._generator))
+        monitor = DriftMonitor(facts.usable[: max(SETTINGS.rows, sampler.caller.smallest)])
         measurements = [(kind.name, kind.metadata["title"], kind.metadata["by"]) for kind in fields(Findings)]
         for name, title, measure in (*measurements, ("history", "History", monitor.measure_drift)):
             yield title

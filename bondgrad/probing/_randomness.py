@@ -85,10 +85,9 @@ def measure_randomness(sampler: Sampler, facts: Facts, generator: torch.Generato
     count = min(SETTINGS.rows, max(1, sampler.affordable // 100))
     rows = facts.choose(max(count, caller.smallest), generator)
     sampler.ask_rows(rows)  # whatever was asked before, from here on the question before is the same
-    again = torch.stack([sampler.ask_rows(rows) for _ in range(repeats)], 1)  # [r, repeats, d_out], in several calls
-    together = again  # [r, repeats, d_out], in one
-    if caller.largest > 1:
-        together = sampler.ask_rows(rows.repeat_interleave(repeats)).view_as(again)
+    # [r, repeats, d_out] each: in several calls, and in one.
+    again = torch.stack([sampler.ask_rows(rows) for _ in range(repeats)], 1)
+    together = sampler.ask_rows(rows.repeat_interleave(repeats)).view_as(again) if caller.largest > 1 else again
     failed = ~torch.isfinite(torch.stack((again, together))).all(3)  # [2, r, repeats]
     caller.count_random_failures(int(failed[:, ~failed.all(2).all(0)].sum()))
     found = _judge_repeats(facts, again, together, stochastic_modules(sampler.function.fn))

@@ -137,6 +137,8 @@ def _noise_floor(sampler: Sampler, facts: Facts, generator: torch.Generator) -> 
     rows = facts.choose(sampler.affordable_count(SETTINGS.lines, len(powers) * SETTINGS.points, 1 / 3), generator)
     points = _lines(sampler, sampler.x[rows], powers, generator)  # [lines, spacings, points, d]
     points = points[:, (sampler.realise(points) == points).all(3).all(2).all(0)]  # with room within the limits
+    if points.shape[1] < 2:  # one spacing alone could not be told from a bend
+        return 0.0, False
     y = sampler.ask(points, rows) / facts.positive_scale
     orders = torch.stack([noise_from_repeats(y, 2, n, (2, 3)).median(0).values for n in SETTINGS.orders])
     flat = orders.amax(0) <= SETTINGS.agreement * orders.amin(0)  # [spacings]
@@ -178,21 +180,19 @@ def _coarsest_type(y: Tensor) -> int:
 
 def _lattice(y: Tensor, rounding: float) -> float | None:
     """The quantum of which all differences between values y [n] are multiples, if there is one that shows."""
-    y = y[torch.isfinite(y)].sort().values
-    gaps = y.diff()
-    tiny = max(rounding, 1e-300)
-    distinct = gaps > tiny
-    values, gaps = torch.cat((y[:1], y[1:][distinct])), gaps[distinct]
-    if len(values) < SETTINGS.lattice_values or len(y) < 4 * SETTINGS.lattice_values:
+    y, tiny = y[torch.isfinite(y)].sort().values, max(rounding, 1e-300)
+    gaps = y.diff()[y.diff() > tiny]
+    values = len(gaps) + 1  # that are different
+    if values < SETTINGS.lattice_values or len(y) < 4 * SETTINGS.lattice_values:
         return None
     for part in (1, 2, 3):  # two neighbours of the lattice may be missing
         quantum = float(gaps.min()) / part
         for _ in range(3):  # refined by the gaps that are small enough to be counted, then by all
             counts = (gaps / quantum).round()
             quantum = float((gaps * counts).sum() / counts.square().sum())
-        place = (values - values[0]) / quantum
+        place = (y - y[0]) / quantum
         # Values that happen to be close together make a fine lattice on which anything lies.
-        crowded = float(place[-1]) <= 64 * len(values)
+        crowded = float(place[-1]) <= 64 * values
         if crowded and quantum > 5 * tiny and bool(((place - place.round()).abs() < 0.05 + rounding / quantum).all()):
             return quantum
     return None

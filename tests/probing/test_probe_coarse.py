@@ -135,6 +135,14 @@ def test_rows_at_the_limits():
     assert report.steps.high_5 >= 0.1
 
 
+@pytest.mark.parametrize(("width", "floor"), [(0.01, False), (1.0, True)])
+def test_a_floor_needs_room_within_the_limits(width, floor):
+    """Two spacings: around 1,000, the sixteen points of the narrowest take 0.016, those of the next 0.25."""
+    report = probe(lambda x: torch.sin(300 * x), 1000 + width * torch.rand(200, 2), limits=(1000, 1000 + width))
+    assert (report.rounding.floor > 0) == floor
+    assert report.left_out == []
+
+
 # ---- traces
 
 
