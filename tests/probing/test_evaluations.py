@@ -96,6 +96,29 @@ def test_of_noise_that_is_repeated_by_a_seed():
     assert evaluations(fn, rows())["The same again"] == REPEATS + 2 * 4 + 2 * (4 + 4) * 4 * 16
 
 
+@pytest.mark.parametrize(
+    ("budget", "typical", "count", "repeats"), [(700, 69, 6, 16), (300, 29, 2, 12), (100, 9, 1, 3), (30, 2, 1, 3)]
+)
+def test_of_repeats_within_a_small_budget(budget, typical, count, repeats):
+    """A tenth goes to typical rows; a hundredth of what is left makes rows, and a twentieth repeats."""
+    session = Session(torch.sin, rows(), budget=budget, seconds=1e9)
+    made = []
+    for name in session.run():
+        made.append(session.sampler.evaluations)
+        if name == "Speed":
+            break
+    look = min(LOOK, typical)
+    assert made[1:] == [10 + typical, 10 + typical + look + count * (1 + 2 * repeats)]
+
+
+def test_no_more_than_256_typical_rows():
+    session = Session(torch.sin, rows(300), seconds=1e9)
+    run = session.run()
+    assert next(run) == "First questions"
+    assert next(run) == "The same again"
+    assert session.sampler.evaluations == 10 + 256
+
+
 @pytest.mark.parametrize(("d", "points"), [(60, 17), (200, 9), (500, 5)])
 def test_inputs_are_swept_at_fewer_points_where_there_are_many(d, points):
     """Two rows, within three tenths of what is left: nearly 15,000 evaluations."""

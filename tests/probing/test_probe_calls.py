@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from bondgrad import probe
+from bondgrad import BoxError, probe
 from tests.probing.test_probe import rows
 from tests.probing.test_probe_code import pasted
 
@@ -40,13 +40,13 @@ def test_the_largest_call_is_within_what_it_takes(most):
 
 def test_the_time_of_a_call_is_not_that_of_its_rows():
     def fn(x):
-        time.sleep(0.05)
+        time.sleep(0.01)
         return torch.sin(x)
 
-    report = probe(fn, rows(), seconds=8)
+    report = probe(fn, rows(), seconds=5)
     assert report.left_out == []
     assert "a call, vectorised" in report.verdict
-    hasty = probe(fn, rows(), seconds=0.5)
+    hasty = probe(fn, rows(), seconds=0.1)
     for found, batch in ((report, 64), (hasty, 1)):  # two calls a step, and trials now and then
         assert found.cost(batch)["central"].seconds / found.speed.latency < 4
     assert not report.cost(8)["central"].extrapolated
@@ -146,6 +146,39 @@ def test_a_box_that_takes_eight_rows_or_more():
     assert report.verdict.startswith("deterministic, smooth, float32")
     assert "does not take one row alone; 8 take" in report.words["Speed"]
     assert str(probe(fn, rows(), budget=40))
+
+
+@pytest.mark.parametrize(("least", "found"), [(1, 1), (2, 2), (3, 4), (4, 4), (5, 8)])
+def test_the_smallest_call_that_it_takes(least, found):
+    def fn(x):
+        if len(x) < least:
+            raise ValueError("too few")
+        return torch.sin(x)
+
+    report = probe(fn, rows())
+    assert min(report.speed.batches) == found
+    assert report.flaky == 0
+    assert report.left_out == []
+
+
+@pytest.mark.parametrize("failing", [62, 64])
+def test_a_box_is_given_up_after_64_rows(failing):
+    """The first row is asked about alone, and among others."""
+    calls = 0
+
+    def fn(x: torch.Tensor):
+        nonlocal calls
+        calls += 1
+        if calls <= failing + 1:
+            raise ValueError("not yet")
+        return torch.sin(x)
+
+    if failing == 64:
+        with pytest.raises(BoxError, match="raised ValueError"):
+            probe(fn, rows())
+        assert calls == 64 + 1
+    else:
+        assert probe(fn, rows()).out_features == 4
 
 
 def test_a_loop_over_rows_is_not_vectorised():

@@ -1,6 +1,7 @@
 """What a probe may do, what comes of it, and the command."""
 
 import functools
+import inspect
 import json
 import math
 import random
@@ -108,11 +109,17 @@ def test_few_rows_and_other_kinds():
     assert probe(torch.sin, torch.zeros(5, 2)).verdict.startswith("deterministic")
 
 
+def test_what_a_probe_may_spend_by_default():
+    for made in (probe, Session):
+        defaults = {name: parameter.default for name, parameter in inspect.signature(made).parameters.items()}
+        assert (defaults["budget"], defaults["seconds"], defaults["seed"]) == (20_000, 60, 0)
+
+
 def test_mistakes_are_named():
     for arguments, message in [
         ({"x": torch.zeros(3)}, "x must be rows"),
         ({"x": torch.full((3, 2), math.nan)}, "x must be finite"),
-        ({"budget": 3}, "budget must be at least 16"),
+        ({"budget": 15}, "budget must be at least 16"),
         ({"seconds": -1}, "seconds must be"),
         ({"limits": (1, 0)}, "limits"),
     ]:
