@@ -90,7 +90,7 @@ def measure_randomness(sampler: Sampler, facts: Facts, generator: torch.Generato
     together = sampler.ask_rows(rows.repeat_interleave(repeats)).view_as(again) if caller.largest > 1 else again
     failed = ~torch.isfinite(torch.stack((again, together))).all(3)  # [2, r, repeats]
     caller.count_random_failures(int(failed[:, ~failed.all(2).all(0)].sum()))
-    found = _judge_repeats(facts, again, together, stochastic_modules(sampler.function.fn))
+    found = judge_repeats(facts, again, together, stochastic_modules(sampler.function.fn))
     with contextlib.suppress(BudgetExceeded):  # the noise is worth more than its source
         if found.modules:
             with in_eval_mode(sampler.function.fn):
@@ -106,7 +106,7 @@ def measure_randomness(sampler: Sampler, facts: Facts, generator: torch.Generato
     return found
 
 
-def _judge_repeats(facts: Facts, again: Tensor, together: Tensor, modules: list[str]) -> Randomness:
+def judge_repeats(facts: Facts, again: Tensor, together: Tensor, modules: list[str]) -> Randomness:
     """What answers [r, repeats, d_out] to the same questions, in several calls and in one, say of the noise.
 
     The same calls agree to the last bits but for noise. Within a call rounding may go by place. Deviations are taken

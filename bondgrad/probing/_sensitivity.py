@@ -48,10 +48,10 @@ def measure_sensitivity(sampler: Sampler, facts: Facts, generator: torch.Generat
     certain = facts.certain(1)
     still = ~(change > certain).any(2).any(0) & torch.isfinite(change).all(2).any(0)
     visible = bool((certain < VISIBLE * facts.output_spread).all())
-    return Sensitivity(by_input.tolist(), _dead(facts, still.nonzero().squeeze(1).tolist()) if visible else None)
+    return Sensitivity(by_input.tolist(), dead_inputs(facts, still.nonzero().squeeze(1).tolist()) if visible else None)
 
 
-def _dead(facts: Facts, still: list[int]) -> list[int] | None:
+def dead_inputs(facts: Facts, still: list[int]) -> list[int] | None:
     """Those of the inputs that no other finding calls alive. None: outputs are coarse, and may react elsewhere."""
     ranges, rounding, smoothness = facts.found.ranges, facts.found.rounding, facts.found.smoothness
     jumps = smoothness is not None and smoothness.kind == "jumps"

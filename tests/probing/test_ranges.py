@@ -64,6 +64,12 @@ def test_the_share_of_the_range_without_change():
     assert probe(torch.sin, unit_rows()).ranges.flat == 0
 
 
+@pytest.mark.parametrize(("slope", "flat"), [(5e-4, True), (2e-3, False)])
+def test_a_thousandth_of_the_largest_change_is_hardly_any(slope, flat):
+    found = probe(lambda x: x.clamp(-0.025, 0.275) + slope * x, unit_rows()).ranges
+    assert found.saturated == flat
+
+
 def test_inputs_that_change_nothing_do_not_move():
     found = probe(lambda x: x[:, :2] * 1.0, unit_rows(4)).ranges
     assert (found.moving, found.inputs) == ([0, 1], 4)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from bondgrad import probe
+from bondgrad.probing import Session
 from bondgrad.probing._rounding import precision_of
 from tests.probing.test_probe import rows
 
@@ -56,6 +57,49 @@ def test_the_half_width_of_coarse_arithmetic_is_twice_its_deviation():
     assert (found.returned, found.precision) == ("float32", "bfloat16")
     assert found.half_width == pytest.approx(2 * found.floor * size, rel=0.1)
     assert probe(torch.sin, rows()).rounding.half_width == 0
+
+
+def lines_asked(limits=None):
+    """The points [lines, spacings, points, d] along which the floor is looked for, around one."""
+    asked = []
+
+    def fn(x):
+        asked.append(x.double().clone())
+        return torch.sin(x)
+
+    for name in Session(fn, torch.ones(50, 2), limits=limits, seconds=1e9).run():
+        if name == "Rounding":
+            asked.clear()
+        if name == "Steps":
+            break
+    return torch.cat(asked)[4 + 32 :][: 6 * 4 * 16].view(6, 4, 16, 2)  # after a look, and points between rows
+
+
+@pytest.mark.parametrize("limits", [None, (0.5, 1), (1, 2)])
+def test_points_of_a_line_are_exactly_equally_spaced(limits):
+    points = lines_asked(limits)
+    gaps = points.diff(dim=2)  # [lines, spacings, points - 1, d]
+    assert bool((gaps == gaps[:, :, :1]).all())
+    assert [set(gaps[:, n].abs().flatten().tolist()) for n in range(4)] == [{2.0**-p} for p in (20, 16, 12, 8)]
+    assert {-1, 1} == set(gaps.sign().flatten().tolist())
+    middle = (points.amin(2) + points.amax(2)) / 2
+    step = gaps[:, :, 0].abs()
+    away = {None: 0.0, (0.5, 1): -8.5, (1, 2): 8.5}[limits]  # between limits, one step is left
+    assert float(((middle - 1) / step - away).abs().max()) <= 0.5
+
+
+def test_the_floor_is_the_deviation_of_what_is_rough():
+    """A hash of the inputs, uniform in [0, 1): its deviation is 1 / sqrt(12)."""
+    size = 0.05
+
+    def fn(x):
+        return 1 + size * (torch.sin(x.double().sum(1, keepdim=True) * 1e6) * 43758.5 % 1)
+
+    found = probe(fn, rows(dtype=torch.float64)).rounding
+    assert found.floor == pytest.approx(size / math.sqrt(12), rel=0.3)
+    assert found.rough
+    assert found.half_width == pytest.approx(2 * found.floor, rel=0.1)
+    assert found.precision == "float64"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
