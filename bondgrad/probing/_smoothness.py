@@ -60,8 +60,7 @@ def measure_smoothness(sampler: Sampler, facts: Facts, generator: torch.Generato
         return sampler.ask(torch.lerp(near[:, None], far[:, None], t[:, :, None]), rows[:lines]) / facts.output_spread
 
     # Second differences that noise and rounding make. Along any line it rounds more than where the floor was measured.
-    rounding = torch.maximum(2 * facts.tolerance, 64 * facts.unit * facts.scale)
-    least_bend = (torch.maximum(5 * math.sqrt(6) * facts.noise, rounding) / facts.output_spread).max()
+    least_bend = torch.maximum(1.5 * facts.certain(1), 64 * facts.unit * facts.scale).div(facts.output_spread).max()
     # Points are rounded, too, which shows where they are close together and the box is steep.
     rounded = torch.finfo(sampler.dtype).eps * (torch.maximum(near.abs(), far.abs()) / sampler.spread).norm(dim=1)
     length = ((far - near) / sampler.spread).norm(dim=1).clamp_min(1e-300)

@@ -49,7 +49,7 @@ def test_an_offset_invents_no_structure(size):
 
 def test_few_rows_and_an_offset_are_no_lattice():
     for offset in (300, 1e4, 1e5):
-        for seed in range(10):
+        for seed in range(4):
             x = typical(seed, 20, 3)
             report = probe(lambda x, c=offset: c + x.sum(1, keepdim=True).sin(), x, seed=seed, budget=3000)
             assert not report.rounding.quantised

@@ -58,7 +58,7 @@ def device(kind, seed):
 
 @pytest.mark.parametrize("kind", ["cauchy", "outliers", "outlying rows", "in one region", "of five ulps"])
 def test_noise_is_taken_for_nothing_else(kind):
-    for seed in range(20):
+    for seed in range(8):
         report = probe(device(kind, seed), rows(generator=torch.Generator().manual_seed(seed)), seed=seed)
         assert (
             not report.randomness.deterministic or kind == "outlying rows"
