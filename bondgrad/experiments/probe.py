@@ -8,6 +8,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -146,8 +147,9 @@ def probe_command(
             if limits is not None:
                 Limits(limits, in_features)
             x, words = sample_rows(sample, in_features, limits, options["seed"])
-            session = Session(fn, x, limits=limits, name=name, module=module, sample=words, **options)
+            session = Session(fn, x, limits=limits, **options)
             report = run_probe(session, Console(stderr=True) if as_json else console)
+            report = replace(report, name=name, module=module, sample=words)
         except (BoxError, ValueError) as error:
             raise UserError(str(error)) from error
     if as_json:

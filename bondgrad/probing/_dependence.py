@@ -14,17 +14,9 @@ from bondgrad.structure.discovery._dependencies import find_dependencies
 from bondgrad.structure.discovery._search_batch import SearchBatch
 from bondgrad.structure.discovery._settings import SETTINGS as SEARCH
 
-
-@dataclass(frozen=True)
-class DependenceSettings:
-    """What would hide too many dependencies."""
-
-    noise: float = 0.03  # standard deviation over the spread of the outputs, of noise and of rounding
-    quantum: float = 0.4  # steps between quantised outputs, over their spread
-    answered: float = 0.5  # least share of the pattern about which anything was found out
-
-
-SETTINGS = DependenceSettings()
+# What would hide too many dependencies, over the spread of the outputs: standard deviations, and steps of a lattice.
+MOST_HIDING = {"noise": 0.03, "rounding": 0.03, "steps": 0.4}
+LEAST_ANSWERED = 0.5  # share of the pattern about which anything must have been found out
 
 
 @dataclass(frozen=True)
@@ -51,51 +43,41 @@ class Dependence:
 
 def measure_dependence(sampler: Sampler, facts: Facts, generator: torch.Generator) -> Dependence:
     """Move every input by itself, at some rows, as `structure.detect` does."""
-    if facts.rows_coupled:
+    if facts.found.company is not None and facts.found.company.matters:
         raise MeasurementSkipped("rows influence one another, so it cannot be seen")
-    unit = _rounding_deviation(facts)
-    steps = float((facts.lattice / facts.output_spread).max())
-    sizes = {"noise": facts.relative(facts.noise), "rounding": facts.relative(unit), "steps": steps}
+    rounding = (2 * facts.floor or 64 * facts.unit) * facts.scale  # [d_out] in the difference of two answers
+    rounding = facts.repeat_tolerance if facts.noisy else rounding  # noise is measured once more, in the search
+    lattice = [0.0] if facts.found.rounding is None else [quantum or 0.0 for quantum in facts.found.rounding.quantum]
+    steps = float((facts.y.new_tensor(lattice) / facts.output_spread).max())
+    sizes = {"noise": facts.relative(facts.noise), "rounding": facts.relative(rounding), "steps": steps}
     for what, size in sizes.items():
-        if size > (SETTINGS.quantum if what == "steps" else SETTINGS.noise):
+        if size > MOST_HIDING[what]:
             raise MeasurementSkipped(f"{what} of {percent(size)} of the spread would hide it")
-    depends = _search(sampler, facts, unit, generator)
+    rows, d = facts.usable, sampler.x.shape[1]
+    sampler.require(SEARCH.rows * (d * (2 if facts.noisy else 1) + SEARCH.repeats + 1))
+    eps = float((rounding / facts.positive_scale).max()) / ROUNDING_UNITS
+    x, y, at_once = sampler.x[rows], facts.y[rows], sampler.caller.largest
+
+    def ask(points: Tensor, which: Tensor) -> Tensor:
+        return sampler.ask(points, rows[which])
+
+    batch = SearchBatch(x, y, ask, at_once, max(eps, 1e-12), eps, sampler.low, sampler.high)
+    found = find_dependencies(batch, generator)
+    if found.answered < LEAST_ANSWERED:
+        raise MeasurementSkipped("too many points failed")
+    depends = found.depends  # [d_out, d]
     if not bool(depends.any()):
         raise MeasurementSkipped("no output reacted to any input")
     groups = int(colour(depends).max()) + 1
     idle = (~depends.any(0)).nonzero().squeeze(1).tolist()
-    return Dependence(groups, depends.shape[1], float(depends.double().mean()), _blocks(depends, groups), idle)
-
-
-def _search(sampler: Sampler, facts: Facts, unit: Tensor, generator: torch.Generator) -> Tensor:
-    """[d_out, d] bool, which outputs depend on which inputs; `unit` [d_out] as `_rounding_deviation` has it."""
-    rows, d = facts.usable, sampler.x.shape[1]
-    sampler.require(SEARCH.rows * (d * (2 if facts.noisy else 1) + SEARCH.repeats + 1))
-
-    def evaluate(points: Tensor, which: Tensor) -> Tensor:
-        return sampler.ask(points, rows[which])
-
-    eps = float((unit / facts.scale.clamp_min(1e-300)).max()) / ROUNDING_UNITS
-    x, y, at_once = sampler.x[rows], facts.y[rows], sampler.caller.largest
-    batch = SearchBatch(x, y, evaluate, at_once, max(eps, 1e-12), eps, sampler.low, sampler.high)
-    found = find_dependencies(batch, generator)
-    if found.answered < SETTINGS.answered:
-        raise MeasurementSkipped("too many points failed")
-    return found.depends
-
-
-def _rounding_deviation(facts: Facts) -> Tensor:
-    """[d_out] standard deviation that rounding gives to the difference of two answers."""
-    if facts.noisy:  # which is measured once more, where the search goes on
-        return facts.repeat_tolerance
-    return (2 * facts.floor if facts.floor > 0 else 64 * facts.unit) * facts.scale
+    return Dependence(groups, d, float(depends.double().mean()), _blocks(depends, groups), idle)
 
 
 def _blocks(depends: Tensor, groups: int) -> tuple[int, int] | None:
     """(inputs, outputs) of blocks side by side that hold all of the pattern [d_out, d] and cost no more groups."""
     d_out, d = depends.shape
-    if groups == d or d % groups != 0 or d_out % (d // groups) != 0:
-        return None
     count = d // groups
+    if groups == d or d % groups != 0 or d_out % count != 0:
+        return None
     mask = torch.kron(torch.eye(count), torch.ones(d_out // count, groups)).bool()
     return None if bool((depends & ~mask).any()) else (groups, d_out // count)

@@ -1,77 +1,70 @@
-"""What is known of a box so far."""
+"""What has been found out about a box, and what further measurements conclude from it."""
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from bondgrad.measuring._sampler import Sampler
+from bondgrad.measuring._sampler import MeasurementSkipped, Sampler
 
 if TYPE_CHECKING:
-    from bondgrad.probing._history import Memory
-    from bondgrad.probing._randomness import Randomness
-    from bondgrad.probing._rounding import Rounding
-    from bondgrad.probing._row_coupling import RowCoupling
+    from bondgrad.probing._findings import Findings
 
 SEVERAL_ROWS = 8  # rows of a call with several, where their number does not matter
 TYPICAL_SHARE = 10  # typical rows may take one in so many of the evaluations
+NOISY_REPEATS = 4  # of every comparison, where answers are noisy: what is rare then shows in the deviations
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a box so far. Measurements read it, and the probe extends it by what each of them found."""
+    """What is known of a box so far: its answers about typical rows, and what was found out. Measurements read it."""
 
     y: Tensor  # [n, d_out] outputs at the typical rows that were asked about; NaN where there are none
     unit: float  # the rounding unit of the type of the outputs, relative
-    noise: Tensor  # [d_out] standard deviation; zero until it is known
-    largest: Tensor  # [d_out] the largest deviation from the mean that was seen
-    lattice: Tensor  # [d_out] distance of neighbouring outputs that are quantised; zero: they are not
-    shared_noise: bool = False  # whether all rows of a call have the same noise
-    noise_by_place: bool = False  # whether the noise is the same in every call, and another at every place in it
-    remembers: bool = False  # whether outputs depend on the call before
-    floor: float = 0.0  # of the rounding inside the box, relative
-    rows_coupled: bool = False  # whether the rows of a call influence one another
+    found: "Findings"
 
     @staticmethod
-    def at_typical_rows(sampler: Sampler) -> "Facts":
+    def at_typical_rows(sampler: Sampler, found: "Findings") -> "Facts":
         """Ask about the typical rows, or about as many as a share of the budget allows."""
         y = sampler.ask_rows(torch.arange(min(len(sampler.x), max(2, sampler.affordable // TYPICAL_SHARE))))
-        unknown = torch.zeros_like(y[0])
-        return Facts(y, sampler.function.rounding or torch.finfo(sampler.dtype).eps, unknown, unknown, unknown)
+        facts = Facts(y, sampler.function.rounding or torch.finfo(sampler.dtype).eps, found)
+        if len(facts.usable) == 0:
+            raise MeasurementSkipped(f"no finite answer at {len(y)} rows asked about")
+        return facts
 
-    def with_randomness(self, found: "Randomness | None") -> "Facts":
-        """Extended by the noise that was found."""
-        if found is None:
+    def with_finding(self, name: str, finding: Any) -> "Facts":  # noqa: ANN401
+        """With what a measurement has found; None: it was left out."""
+        return replace(self, found=replace(self.found, **{name: finding}))
+
+    def asked_again(self, sampler: Sampler) -> "Facts":
+        """With answers about typical rows that had none, where failures come by chance."""
+        if sampler.caller.random_failures == 0 or len(self.usable) == len(self.y):
             return self
-        noise, largest = (self.noise.new_tensor(values) for values in (found.std, found.largest))
-        shared = not found.within_a_call
-        return replace(self, noise=noise, largest=largest, shared_noise=shared, noise_by_place=found.by_place)
+        return replace(self, y=self.y.where(torch.isfinite(self.y), sampler.ask_rows(torch.arange(len(self.y)))))
 
-    def with_answers(self, y: Tensor) -> "Facts":
-        """Extended by outputs y [n, d_out] at the same typical rows, where none came before."""
-        return replace(self, y=torch.where(torch.isfinite(self.y), self.y, y))
-
-    def with_memory(self, found: "Memory | None") -> "Facts":
-        """Extended by whether the box remembers."""
-        return self if found is None else replace(self, remembers=found.remembers)
-
-    def with_rounding(self, found: "Rounding | None") -> "Facts":
-        """Extended by how finely the box computes."""
-        if found is None:
-            return self
-        return replace(self, floor=found.floor, lattice=self.noise.new_tensor([q or 0.0 for q in found.quantum]))
-
-    def with_row_coupling(self, found: "RowCoupling | None") -> "Facts":
-        """Extended by whether rows influence one another."""
-        return self if found is None else replace(self, rows_coupled=found.matters)
+    @cached_property
+    def noise(self) -> Tensor:
+        """[d_out], or [1] until it is known: standard deviation of the noise."""
+        return self.y.new_tensor([0.0] if self.found.randomness is None else self.found.randomness.std)
 
     @property
     def noisy(self) -> bool:
         """Whether any output has noise."""
-        return bool((self.noise > 0).any())
+        return self.found.randomness is not None and not self.found.randomness.deterministic
+
+    @property
+    def floor(self) -> float:
+        """Of the rounding inside the box, relative; zero: none is known."""
+        return 0.0 if self.found.rounding is None else self.found.rounding.floor
+
+    @property
+    def remembers(self) -> bool:
+        """Whether outputs depend on the call before."""
+        return self.found.history is not None and bool(self.found.history.remembers)
 
     @cached_property
     def usable(self) -> Tensor:
@@ -83,12 +76,17 @@ class Facts:
         """[d_out] how large the outputs are: root mean square."""
         return self.y[self.usable].square().mean(0).sqrt()
 
+    @property
+    def positive_scale(self) -> Tensor:
+        """[d_out] the same, and one for outputs that are zero everywhere."""
+        return torch.where(self.scale > 0, self.scale, 1.0)
+
     @cached_property
     def output_spread(self) -> Tensor:
         """[d_out] standard deviation over the rows; of outputs that do not change, their size, or one."""
         spread = self.y[self.usable].std(0, correction=int(len(self.usable) > 1))
         flat = spread <= self.unit / 4 * self.scale
-        return torch.where(flat, torch.where(self.scale > 0, self.scale, 1.0), spread)
+        return torch.where(flat, self.positive_scale, spread)
 
     @property
     def repeat_tolerance(self) -> Tensor:
@@ -96,7 +94,7 @@ class Facts:
         return 2 * self.unit * self.scale
 
     @cached_property
-    def rounding(self) -> Tensor:
+    def tolerance(self) -> Tensor:
         """[d_out] a change of this size may come from rounding, such as when rows are grouped into other calls.
 
         Once the floor is known, that is what it goes by: outputs with an offset are larger than what they say.
@@ -112,8 +110,9 @@ class Facts:
 
         Nor does a single answer that lies far out make one.
         """
-        chance = torch.maximum(6 * self.noise * math.sqrt(2 / n), 2.5 * self.largest / n)
-        return torch.maximum(chance, self.rounding)
+        largest = self.noise.new_tensor([0.0] if self.found.randomness is None else self.found.randomness.largest)
+        chance = torch.maximum(6 * self.noise * math.sqrt(2 / n), 2.5 * largest / n)
+        return torch.maximum(chance, self.tolerance)
 
     def relative(self, change: Tensor) -> float:
         """Changes [..., d_out] over the spread of the outputs: root mean square over those that are known."""
@@ -128,3 +127,35 @@ class Facts:
         """Ask a box that remembers about the same few rows, so that calls to be compared have the same past."""
         if self.remembers:
             sampler.ask_rows(self.usable[: max(SEVERAL_ROWS, sampler.caller.smallest)])
+
+    def compare(self, sampler: Sampler, questions: Sequence[Callable[[], Tensor]], rows: int) -> tuple[bool, Tensor]:
+        """Whether answers [r, d_out] to questions about the same rows differ by more than noise and rounding make.
+
+        Args:
+            sampler: The box.
+            questions: k functions, each of which asks once.
+            rows: Most rows that one of them asks about.
+
+        Returns:
+            Whether they differ, and [k - 1, r, d_out] by how much from those to the first question, on average.
+        """
+        k, repeats = len(questions), NOISY_REPEATS if self.noisy else 1
+        sampler.require(4 * repeats * k * rows, calls=2 * repeats * k)
+
+        def compared() -> tuple[bool, Tensor]:
+            answers: list[list[Tensor]] = [[] for _ in questions]
+            # There and back again: what drifts steadily has drifted equally for each of them.
+            for i in [*range(k), *reversed(range(k))] * repeats:
+                self.settle(sampler)
+                answers[i].append(questions[i]())
+            y = torch.stack([torch.stack(found) for found in answers])  # [k, n, r, d_out]
+            n, mean = y.shape[1], y.nanmean(1)
+            off = (y - mean[:, None]).abs().nan_to_num(0)
+            # Some rows may be noisier than others, and some answers lie far out.
+            own = torch.maximum(6 * off.square().mean((0, 1)).mul(2 / n).sqrt(), 2.5 * off.amax((0, 1)) / n)
+            change = (mean[1:] - mean[0]).nan_to_num(0)
+            return bool((change.abs() > torch.maximum(self.certain(n), own)).any()), change
+
+        differ, change = compared()
+        # A few bad ones among noisy answers may make a difference: is it there again?
+        return compared() if differ and self.noisy else (differ, change)

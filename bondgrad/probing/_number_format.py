@@ -1,4 +1,6 @@
-"""Numbers and sentences as they are printed in a report."""
+"""Numbers and sentences as they are printed in a report, and runs of numbers."""
+
+import itertools
 
 
 def duration(seconds: float) -> str:
@@ -24,3 +26,9 @@ def applying(*texts: str | bool | None) -> list[str]:
 def sentences(*texts: str | bool | None) -> str:
     """Those of the sentences that apply, as one text."""
     return " ".join(applying(*texts))
+
+
+def runs(flags: list[bool]) -> list[tuple[int, int]]:
+    """The first and the last place of every run of flags that are set."""
+    groups = [list(run) for flag, run in itertools.groupby(range(len(flags)), flags.__getitem__) if flag]
+    return [(run[0], run[-1]) for run in groups]

@@ -2,10 +2,11 @@
 
 import keyword
 from collections.abc import Callable, Generator
+from dataclasses import fields
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bondgrad.calling._function import RowFunction
 from bondgrad.calling._inputs import check_callable, check_rows, context_rows
@@ -15,21 +16,12 @@ from bondgrad.evaluators import Evaluator
 from bondgrad.measuring._no_trace import no_trace
 from bondgrad.measuring._sampler import MeasurementSkipped, Sampler
 from bondgrad.probing._call_limits import find_call_limits
-from bondgrad.probing._dependence import measure_dependence
 from bondgrad.probing._facts import Facts
-from bondgrad.probing._history import SETTINGS, DriftMonitor, measure_memory
-from bondgrad.probing._randomness import measure_randomness
-from bondgrad.probing._ranges import measure_ranges
-from bondgrad.probing._report import TITLES, Report
-from bondgrad.probing._rounding import measure_rounding
-from bondgrad.probing._row_coupling import measure_row_coupling
-from bondgrad.probing._sensitivity import confirm_dead, measure_sensitivity
-from bondgrad.probing._smoothness import measure_smoothness
-from bondgrad.probing._speed import measure_speed
-from bondgrad.probing._steps import measure_steps
+from bondgrad.probing._findings import Findings
+from bondgrad.probing._history import SETTINGS, DriftMonitor
+from bondgrad.probing._report import Report
 
 T = TypeVar("T")
-Measurement = Callable[[Sampler, Facts, torch.Generator], T]
 LEAST_BUDGET = 16  # evaluations without which nothing can be said
 TYPICAL_ROWS = 256  # that are asked about
 
@@ -88,9 +80,6 @@ class Session:
         budget: int = 20_000,
         seconds: float = 60.0,
         seed: int = 0,
-        name: str | None = None,
-        module: str | None = None,
-        sample: str | None = None,
     ) -> None:
         check_callable(fn)
         check_rows(x)
@@ -108,16 +97,14 @@ class Session:
         seconds = positive_float("seconds", seconds)
         self.sampler = Sampler(function, rows, chosen, contexts, bounds, evaluator, budget, seconds)
         self._known: dict[str, Any] = {
-            "name": name or _variable(fn),
-            "module": module,
+            "name": _variable(fn),
             "in_features": x.shape[1],
             "dtype": str(rows.dtype).removeprefix("torch."),
-            "is_module": isinstance(fn, nn.Module),
-            "sample": sample or f"{len(x):,} rows given",
+            "sample": f"{len(x):,} rows given",
             "limits": None if bounds is None else bounds.numbers(),
             "evaluator_given": evaluator is not None,
         }
-        self._found: dict[str, Any] = dict.fromkeys(TITLES)
+        self._findings = Findings()
         self._left_out: list[str] = []
 
     def run(self) -> Generator[str, None, None]:
@@ -125,53 +112,29 @@ class Session:
         sampler = self.sampler
         with no_trace(sampler.function.fn):
             yield "First questions"
-            self._attempt("First questions", lambda: find_call_limits(sampler))
-            facts = self._attempt("Typical rows", lambda: Facts.at_typical_rows(sampler))
-            if facts is None or len(facts.usable) == 0:
-                asked = "no row was asked" if facts is None else f"no finite answer at {len(facts.y)} rows asked about"
-                self._left_out.append(f"all else: {asked}")
-                return
-            yield from self._measure_all(facts)
+            facts = self._attempt("First questions and all that follow", _first_facts, sampler)
+            if facts is not None:
+                yield from self._measure_all(facts)
 
     def _measure_all(self, facts: Facts) -> Generator[str, None, None]:
-        """All measurements, the most useful first, each given what those before it have found."""
-        sampler, found = self.sampler, self._found
-        with sampler.workplace():
-            monitor = DriftMonitor(facts.choose(max(SETTINGS.rows, sampler.caller.smallest), self._generator))
-
-        def measured(name: str, measure: Measurement[T]) -> Generator[str, None, T | None]:
-            title = TITLES.get(name, name.capitalize())
+        """All measurements, each given what those before it have found."""
+        sampler = self.sampler
+        monitor = DriftMonitor(facts.usable[: max(SETTINGS.rows, sampler.caller.smallest)])
+        measurements = [(kind.name, kind.metadata["title"], kind.metadata["by"]) for kind in fields(Findings)]
+        for name, title, measure in (*measurements, ("history", "History", monitor.measure_drift)):
             yield title
-            self._attempt("", lambda: monitor.look(sampler, facts))
-            result = self._attempt(title, lambda: measure(sampler, facts, self._generator))
-            found.update({name: result} if name in TITLES else {})
-            return result
-
-        facts = facts.with_randomness((yield from measured("randomness", measure_randomness)))
-        if sampler.caller.random_failures and len(facts.usable) < len(facts.y):  # perhaps by chance
-            again = self._attempt("", lambda: sampler.ask_rows(torch.arange(len(facts.y))))
-            facts = facts if again is None else facts.with_answers(again)
-        yield from measured("speed", measure_speed)
-        memory = yield from measured("memory", measure_memory)
-        facts = facts.with_memory(memory)
-        if facts.remembers:
-            monitor.forget()
-        facts = facts.with_rounding((yield from measured("rounding", measure_rounding)))
-        yield from measured("steps", measure_steps)
-        facts = facts.with_row_coupling((yield from measured("company", measure_row_coupling)))
-        yield from measured("smoothness", measure_smoothness)
-        sensitivity = yield from measured("sensitivity", measure_sensitivity)
-        yield from measured("ranges", measure_ranges)
-        yield from measured("dependence", measure_dependence)
-        found["sensitivity"] = None if sensitivity is None else confirm_dead(sensitivity, found)
-        yield from measured("history", lambda _, facts, __: monitor.judge(facts, memory))
+            self._attempt("", monitor.look, sampler, facts)
+            facts = facts.with_finding(name, self._attempt(title, measure, sampler, facts, self._generator))
+            self._findings = facts.found
+            if name == "randomness":  # which shows whether calls fail by chance
+                facts = self._attempt("", facts.asked_again, sampler) or facts
 
     def report(self) -> Report:
         """What is known by now."""
         sampler = self.sampler
         return Report(
             **self._known,
-            **self._found,
+            **vars(self._findings),
             out_features=sampler.caller.out_features,
             flaky=sampler.caller.random_failures,
             left_out=list(self._left_out),
@@ -180,15 +143,20 @@ class Session:
             seconds=sampler.elapsed,
         )
 
-    def _attempt(self, title: str, measure: Callable[[], T]) -> T | None:
+    def _attempt(self, title: str, measure: Callable[..., T], *arguments: object) -> T | None:
         """What is measured; None, and a note, if the measurement is skipped. Without a title there is no note."""
         try:
             with self.sampler.workplace():
-                return measure()
+                return measure(*arguments)
         except MeasurementSkipped as reason:
-            if title:
-                self._left_out.append(f"{title}: {reason}")
+            self._left_out += [f"{title}: {reason}"] if title else []
             return None
+
+
+def _first_facts(sampler: Sampler) -> Facts:
+    """Learn how the box can be called, then ask about the typical rows."""
+    find_call_limits(sampler)
+    return Facts.at_typical_rows(sampler, Findings())
 
 
 def _variable(fn: Callable[..., Any]) -> str:

@@ -25,7 +25,7 @@ class RandomnessSettings:
     rows: int = 16  # that are asked again and again; times the repeats, enough for a deviation within a tenth
     repeats: int = 16
     noisiest: int = 4  # rows at which the source of the noise is looked for
-    checks: int = 4  # of a source of random numbers, of which one may agree by chance: noise may be rare
+    checks: int = 4  # of a source of random numbers, and of calls without it, of which one may agree by chance
 
 
 SETTINGS = RandomnessSettings()
@@ -39,13 +39,12 @@ class Randomness:
     exact: bool  # to the last bit
     moving: bool  # without noise, but in one direction: see History
     std: list[float]  # of every output
-    largest: list[float]  # of every output: deviation from the mean that was seen
+    largest: list[float]  # of every output: deviation from the median that was seen
     half_width: list[float]  # of every output: 95 of 100 answers lie no farther from their mean
     relative: float  # standard deviation over the spread of the outputs, root mean square
     within_a_call: bool  # whether the same row twice in a call gets two answers
     by_place: bool  # whether these two answers are the same in every call
     modules: list[str]  # that are random or look at the whole batch, in training mode
-    repeats: int
     generator: str | None = None  # the global random numbers that it draws from: "torch", "numpy", "python"
     takes_seed: bool = False  # a keyword `seed` makes it repeat itself
     quiet_in_eval: bool | None = None  # a module: whether it repeats itself in eval mode. None: not tried
@@ -54,11 +53,6 @@ class Randomness:
     def noise(self) -> float:
         """One half-width for all outputs: root mean square."""
         return math.sqrt(sum(b * b for b in self.half_width) / len(self.half_width))
-
-    @property
-    def repeatable(self) -> bool:
-        """Whether two calls can be made to draw the same random numbers."""
-        return self.generator is not None or self.takes_seed
 
     @property
     def words(self) -> str:
@@ -78,7 +72,7 @@ class Randomness:
             f"Random: 95 of 100 answers lie within ±{self.noise:.2g} ({percent(self.relative)} of the spread, "
             f"standard deviation {max(self.std):.2g} at most).",
             reseeded if self.by_place else not self.within_a_call and "All rows of a call share the same noise.",
-            (self.repeatable or not self.by_place) and source,
+            (self.takes_seed or not self.by_place) and source,
             bool(self.modules) and f"In training mode: {', '.join(self.modules)}.",
             self.quiet_in_eval and "In eval mode, in which BlackBox keeps a module, it repeats itself.",
         )
@@ -91,27 +85,28 @@ def measure_randomness(sampler: Sampler, facts: Facts, generator: torch.Generato
     count = min(SETTINGS.rows, max(1, sampler.affordable // 100))
     rows = facts.choose(max(count, caller.smallest), generator)
     sampler.ask_rows(rows)  # whatever was asked before, from here on the question before is the same
-    again = torch.stack([sampler.ask_rows(rows) for _ in range(repeats)], 1)  # [r, repeats, d_out], in several calls
-    together = again  # [r, repeats, d_out], in one
-    if caller.largest > 1:
-        together = sampler.ask_rows(rows.repeat_interleave(repeats)).view_as(again)
+    # [r, repeats, d_out] each: in several calls, and in one.
+    again = torch.stack([sampler.ask_rows(rows) for _ in range(repeats)], 1)
+    together = sampler.ask_rows(rows.repeat_interleave(repeats)).view_as(again) if caller.largest > 1 else again
     failed = ~torch.isfinite(torch.stack((again, together))).all(3)  # [2, r, repeats]
     caller.count_random_failures(int(failed[:, ~failed.all(2).all(0)].sum()))
-    found = _judge_repeats(facts, again, together, stochastic_modules(sampler.function.fn))
+    found = judge_repeats(facts, again, together, stochastic_modules(sampler.function.fn))
     with contextlib.suppress(BudgetExceeded):  # the noise is worth more than its source
-        found = replace(found, quiet_in_eval=_quiet_in_eval(sampler, facts, rows) if found.modules else None)
+        if found.modules:
+            with in_eval_mode(sampler.function.fn):
+                found = replace(found, quiet_in_eval=_agree(sampler, facts, rows))
         if not found.deterministic:
             by_row = noise_from_repeats(again, 1, 2, (1,)).div(facts.output_spread).norm(dim=1)
             rows = rows[by_row.topk(min(len(rows), max(SETTINGS.noisiest, caller.smallest))).indices]
             found = replace(found, takes_seed=_takes_seed(sampler, facts, rows))
         if not found.deterministic and not found.by_place:
             rows = rows.repeat(repeats if caller.largest > 1 else 1)
-            repeating = (name for name in GENERATORS if _repeats_itself(sampler, facts, rows, name))
-            found = replace(found, generator=next(repeating, None))
+            drawn = (name for name in GENERATORS if _draws_from(sampler, facts, rows, name))
+            found = replace(found, generator=next(drawn, None))
     return found
 
 
-def _judge_repeats(facts: Facts, again: Tensor, together: Tensor, modules: list[str]) -> Randomness:
+def judge_repeats(facts: Facts, again: Tensor, together: Tensor, modules: list[str]) -> Randomness:
     """What answers [r, repeats, d_out] to the same questions, in several calls and in one, say of the noise.
 
     The same calls agree to the last bits but for noise. Within a call rounding may go by place. Deviations are taken
@@ -119,9 +114,8 @@ def _judge_repeats(facts: Facts, again: Tensor, together: Tensor, modules: list[
     """
     unit, repeats, both = facts.repeat_tolerance, again.shape[1], torch.stack((again, together))
     between, within = (noise_from_repeats(y, 1, 2, (0, 1)) for y in both)  # [d_out]
-    random, placed = between > unit, (between <= unit) & (within > facts.rounding)
+    random, placed = between > unit, (between <= unit) & (within > facts.tolerance)
     std = torch.where(random | placed, torch.maximum(between, within), 0.0)
-    largest = (both - both.nanmean(2, keepdim=True)).abs().nan_to_num(0).amax((0, 1, 2))
     off = (both - both.nanmedian(2, keepdim=True).values).abs() * math.sqrt(repeats / (repeats - 1))  # it follows them
     half = off.flatten(1, 2).nanquantile(0.95, dim=1).nan_to_num(0).amax(0)
     half = torch.where(half > 0, half, 2 * std)  # of noise that is nearly always absent
@@ -130,51 +124,40 @@ def _judge_repeats(facts: Facts, again: Tensor, together: Tensor, modules: list[
     return Randomness(
         deterministic=steady,
         exact=not bool((still != 0).any()),
-        moving=steady and not bool((still[:, -1].abs() <= facts.rounding).all()),
+        moving=steady and not bool((still[:, -1].abs() <= facts.tolerance).all()),
         std=std.tolist(),
-        largest=torch.where(std > 0, largest, 0.0).tolist(),
+        largest=torch.where(std > 0, off.nan_to_num(0).amax((0, 1, 2)), 0.0).tolist(),
         half_width=torch.where(std > 0, half, 0.0).tolist(),
         relative=facts.relative(std),
         within_a_call=not shared,
         by_place=bool(placed.any()) and not bool(random.any()),
         modules=modules,
-        repeats=repeats,
     )
 
 
-def _agree(facts: Facts, one: Tensor, other: Tensor) -> bool:
-    """Whether answers [n, d_out] of the same call came, and agree up to what calls without noise may differ by."""
-    return bool(((one - other).abs() <= facts.repeat_tolerance).all())
-
-
-def _quiet_in_eval(sampler: Sampler, facts: Facts, rows: Tensor) -> bool:
-    """Whether a module repeats itself in eval mode."""
-    with in_eval_mode(sampler.function.fn):
-        return _agree(facts, sampler.ask_rows(rows), sampler.ask_rows(rows))
+def _agree(sampler: Sampler, facts: Facts, rows: Tensor, resetting: str | None = None) -> bool:
+    """Whether two calls with the same rows agree, if these global random numbers are reset in between."""
+    before = RandomStates()
+    one = sampler.ask_rows(rows)
+    if resetting is not None:
+        before.restore(resetting)
+    return bool(((one - sampler.ask_rows(rows)).abs() <= facts.repeat_tolerance).all())
 
 
 def _takes_seed(sampler: Sampler, facts: Facts, rows: Tensor) -> bool:
     """Whether fn has a parameter `seed`, and repeats itself when it is given the same."""
     try:
         sampler.seed = 0
-        known = sampler.function.seed_position is not None
-        return known and _agree(facts, sampler.ask_rows(rows), sampler.ask_rows(rows))
+        return sampler.function.seed_position is not None and _agree(sampler, facts, rows)
     finally:
         sampler.seed = None
 
 
-def _repeats_itself(sampler: Sampler, facts: Facts, rows: Tensor, name: str) -> bool:
-    """Whether it does whenever those random numbers are reset, and hardly ever otherwise: noise may be rare."""
-    differed = 0
-    for _ in range(SETTINGS.checks):
-        before = RandomStates()
-        one = sampler.ask_rows(rows)
-        before.restore(name)
-        other, control = sampler.ask_rows(rows), sampler.ask_rows(rows)
-        if not _agree(facts, one, other):
-            return False
-        differed += not _agree(facts, one, control)
-    return differed >= SETTINGS.checks - 1
+def _draws_from(sampler: Sampler, facts: Facts, rows: Tensor, name: str) -> bool:
+    """Whether it repeats itself whenever those random numbers are reset, and hardly ever otherwise."""
+    checks = range(SETTINGS.checks)
+    repeats = all(_agree(sampler, facts, rows, name) for _ in checks)
+    return repeats and sum(_agree(sampler, facts, rows) for _ in checks) <= 1  # by chance: noise may be rare
 
 
 def stochastic_modules(fn: object) -> list[str]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bondgrad.measuring._sampler import BudgetExceeded, Sampler
 from bondgrad.probing._facts import Facts
-from bondgrad.probing._number_format import percent, sentences
+from bondgrad.probing._number_format import percent, runs, sentences
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class RangeSettings:
     beyond: float = 0.1  # of the range of the typical rows, on both sides, within the limits
     share: float = 0.3  # of the evaluations left: the search for structure comes after it
     halvings: int = 10  # of the distance between two points, to find where it begins to fail: a thousandth of it
+    reserve: int = 1000  # evaluations for what comes after it, without which that distance is not halved
     hardly: float = 1e-3  # of the largest change: smaller ones count as none
     saturated: float = 0.6  # of the range without change: then the box is saturated
 
@@ -88,7 +89,7 @@ def measure_ranges(sampler: Sampler, facts: Facts, generator: torch.Generator) -
     failures = []
     for n in broken.any(1).nonzero().squeeze(1).tolist():
         failures += _failures(sampler, rows, inputs[n : n + 1], values[n], broken[n], y[n])
-    noise = torch.maximum(6 * math.sqrt(2) * facts.noise, facts.rounding) / facts.output_spread  # [d_out]
+    noise = torch.maximum(6 * math.sqrt(2) * facts.noise, facts.tolerance) / facts.output_spread  # [d_out]
     change = y.diff(dim=2).abs() / facts.output_spread
     change = torch.where(torch.isfinite(change), change, math.nan).flatten(1, 2)  # [n, changes, d_out]
     # A bad answer makes two large changes.
@@ -123,22 +124,19 @@ def _failures(sampler: Sampler, rows: Tensor, one: Tensor, values: Tensor, broke
     errors.clear()
     with contextlib.suppress(BudgetExceeded):  # once more, to see what it raises
         y = _sweep(sampler, rows, one, values[broken][None])
-    how = "NaN" if bool(torch.isnan(y).any()) else "infinite" if bool(torch.isinf(y).any()) else "not finite"
-    if errors and bool(torch.isnan(y).all(-1).any()):
-        how = f"raises {errors.most_common(1)[0][0]}"
-    edges = torch.nn.functional.pad(broken.int(), (1, 1)).diff()  # 1 where a range begins, -1 behind its end
+    how = "NaN" if bool(torch.isnan(y).any()) else "infinite"
+    how = f"raises {errors.most_common(1)[0][0]}" if errors else how
     found = []
-    for first, end in zip(*((edges == sign).nonzero().squeeze(1).tolist() for sign in (1, -1)), strict=True):
+    for first, last in runs(broken.tolist()):
         low = None if first == 0 else _edge(sampler, rows, one, values[first - 1], values[first])
-        high = None if end == len(values) else _edge(sampler, rows, one, values[end], values[end - 1])
+        high = None if last == len(values) - 1 else _edge(sampler, rows, one, values[last + 1], values[last])
         found.append(Failure(int(one), low, high, how))
     return found
 
 
 def _edge(sampler: Sampler, rows: Tensor, one: Tensor, fine: Tensor, broken: Tensor) -> float:
     """Between a value at which it works and one at which it does not, the border."""
-    costs = SETTINGS.rows * SETTINGS.halvings
-    for _ in range(SETTINGS.halvings if sampler.affordable > 50 * costs else 0):
+    for _ in range(SETTINGS.halvings if sampler.affordable > SETTINGS.reserve else 0):
         middle = (fine + broken) / 2
         works = bool(torch.isfinite(_sweep(sampler, rows, one, middle.view(1, 1))).all())
         fine, broken = (middle, broken) if works else (fine, middle)

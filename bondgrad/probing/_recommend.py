@@ -1,83 +1,58 @@
 """What to write, and why."""
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bondgrad.probing._number_format import applying
-from bondgrad.probing._rounding import FLOAT_TYPES, ROUNDING_UNITS, SETTINGS
 
 if TYPE_CHECKING:
     from bondgrad.probing._report import Report
 
-
-@dataclass(frozen=True)
-class Argument:
-    """An argument of BlackBox that is recommended."""
-
-    name: str
-    value: str  # in Python
-    reason: str
+Reasoned = tuple[str, str]  # the value of an argument, in Python, and why it is recommended
 
 
-def choose_noise(report: "Report") -> Argument | None:
+def choose_noise(report: "Report") -> Reasoned | None:
     """The half-width of the noise, where it is more than the rounding that is assumed anyway."""
     random, rounding = report.randomness, report.rounding
     if random is not None and not random.deterministic:
-        if random.quiet_in_eval:
-            return None
-        reason = "measured: 95 of 100 answers lie within it"
-        return Argument("noise", f"{random.noise:.2g}", reason) if random.noise > 0 else None
-    if rounding is None:
+        return None if random.quiet_in_eval else (f"{random.noise:.2g}", "measured: 95 of 100 answers lie within it")
+    if rounding is None or rounding.half_width == 0:
         return None
+    reason = f"it computes in {rounding.precision}, coarser than the {rounding.returned} that it returns"
     if rounding.largest_quantum > 0:
-        return Argument("noise", f"{rounding.largest_quantum / 2:.2g}", "half a step of its quantised answers")
-    unit = ROUNDING_UNITS[max(FLOAT_TYPES.index(rounding.returned), FLOAT_TYPES.index("float32"))]
-    if rounding.floor > SETTINGS.coarse * unit / 2:
-        coarse = f"it computes in {rounding.precision}, coarser than the {rounding.returned} that it returns"
-        value = 2 * rounding.floor * rounding.size
-        return Argument("noise", f"{value:.2g}", "it is as rough as that" if rounding.rough else coarse)
-    return None
+        reason = "half a step of its quantised answers"
+    elif rounding.rough:
+        reason = "it is as rough as that"
+    return f"{rounding.half_width:.2g}", reason
 
 
-def recommend(report: "Report") -> list[Argument]:
+def recommend(report: "Report") -> dict[str, Reasoned]:
     """The arguments of BlackBox that this box needs."""
-    wanted = [
-        Argument("in_features", str(report.in_features), "the width of its rows"),
-        Argument("out_features", str(report.out_features), "the width of its answers") if report.out_features else None,
-    ]
+    found, most = report.dependence, None if report.speed is None else report.speed.max_rows
+    wanted: dict[str, Reasoned | None] = {"in_features": (str(report.in_features), "the width of its rows")}
+    if report.out_features:
+        wanted["out_features"] = (str(report.out_features), "the width of its answers")
     if report.limits is not None:
-        low, high = report.limits
-        pair = f"({_number_or_list(low)}, {_number_or_list(high)})"
-        wanted.append(Argument("limits", pair, "given: nothing outside is ever evaluated"))
-    found = report.dependence
+        low, high = map(_number_or_list, report.limits)
+        wanted["limits"] = (f"({low}, {high})", "given: nothing outside is ever evaluated")
     if found is not None and found.groups < found.inputs:
-        saving = f"{2 * found.groups:,} evaluations a row instead of {2 * found.inputs:,}"
         value = '"auto"' if found.blocks is None else f"bondgrad.structure.Blocks({found.blocks[0]}, {found.blocks[1]})"
-        wanted.append(Argument("structure", value, saving))
-        if found.blocks is None:
-            wanted.append(choose_noise(report))  # the search for structure asks for it; steps do not
-    most = None if report.speed is None else report.speed.max_rows
+        wanted["structure"] = (value, f"{2 * found.groups:,} evaluations a row instead of {2 * found.inputs:,}")
+        # The search for structure asks for it; steps do not.
+        wanted["noise"] = choose_noise(report) if found.blocks is None else None
     reason = "it takes one row at a time" if most == 1 else "it refuses calls with many more rows"
     if report.evaluator_given:
-        remedy = "the one given" if most is None else f"the one given, with max_rows={most}: {reason}"
-        wanted.append(Argument("evaluator", "evaluator", remedy))
+        remedy = "" if most is None else f", with max_rows={most}: {reason}"
+        wanted["evaluator"] = ("evaluator", "the one given" + remedy)
     elif most is not None:
-        wanted.append(Argument("evaluator", f"bondgrad.evaluators.Local(max_rows={most})", reason))
-    return [argument for argument in wanted if argument is not None]
-
-
-def code(report: "Report") -> str:
-    """The recommended BlackBox in Python, to paste."""
-    lines = [f"    {a.name}={a.value},  # {a.reason}" for a in recommend(report)]
-    imports = [f"from {report.module} import {report.name.partition('.')[0]}"] if report.module else []
-    return "\n".join(["import bondgrad", *imports, "", "box = bondgrad.BlackBox(", f"    {report.name},", *lines, ")"])
+        wanted["evaluator"] = (f"bondgrad.evaluators.Local(max_rows={most})", reason)
+    return {name: argument for name, argument in wanted.items() if argument is not None}
 
 
 def warnings(report: "Report") -> list[str]:
     """What no argument can set right."""
     random, history = report.randomness, report.history
-    modules = random.modules if report.is_module and random is not None else []
+    modules = [] if random is None else random.modules
     drawn = random is not None and (random.generator is not None or random.by_place)
     dead = [] if report.sensitivity is None else report.sensitivity.dead or []
     return applying(

@@ -1,63 +1,45 @@
 """All that a probe has found out."""
 
-import math
-from dataclasses import asdict, dataclass
+import json
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from bondgrad.probing import _cost, _recommend, _verdict
-from bondgrad.probing._cost import Cost
-from bondgrad.probing._dependence import Dependence
-from bondgrad.probing._history import History
-from bondgrad.probing._number_format import duration
-from bondgrad.probing._randomness import Randomness
-from bondgrad.probing._ranges import Ranges
-from bondgrad.probing._rounding import Rounding
-from bondgrad.probing._row_coupling import RowCoupling
-from bondgrad.probing._sensitivity import Sensitivity
-from bondgrad.probing._smoothness import Smoothness
-from bondgrad.probing._speed import Speed
-from bondgrad.probing._steps import StepLadder
+from bondgrad.policies import Calibrated
+from bondgrad.probing import _recommend
+from bondgrad.probing._findings import Findings
+from bondgrad.probing._number_format import applying, duration
+from bondgrad.probing._randomness import GENERATORS
+from bondgrad.probing._rounding import precision_of
+from bondgrad.step._trials import SETTINGS
 
 DEFAULT_BATCH, DEFAULT_STEPS = 64, 1000  # rows of a training step, and steps, whose cost is predicted
-TITLES = {
-    "speed": "Speed",
-    "randomness": "The same again",
-    "rounding": "Rounding",
-    "steps": "Steps",
-    "smoothness": "Smoothness",
-    "company": "Rows together",
-    "sensitivity": "Inputs",
-    "ranges": "Ranges",
-    "dependence": "Structure",
-    "history": "History",
-}
+SLOW_ROW = 1e-3  # seconds from which on the time of a row is mentioned
 
 
 @dataclass(frozen=True)
-class Report:
+class Cost:
+    """Of one estimator, the box alone."""
+
+    evaluations: int  # of a training step, with those of the forward pass
+    seconds: float | None  # of a training step; None: the speed is not known
+    hours: float | None  # of the whole training
+    extrapolated: bool  # whether its calls have more rows than any that was timed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report(Findings):
     """What a box is like. A measurement that was left out is None, and `left_out` says why.
 
     `print(report)` shows it, `as_dict()` is for machines, `code` is to be pasted.
     """
 
     name: str  # of the box, in Python
-    module: str | None  # from which it can be imported, where that is known
+    module: str | None = None  # from which it can be imported, where that is known
     in_features: int
     out_features: int
     dtype: str  # of what the box was given
-    is_module: bool
     sample: str  # where the typical rows came from
     limits: tuple[list[float], list[float]] | None
-    speed: Speed | None
-    randomness: Randomness | None
-    rounding: Rounding | None
-    steps: StepLadder | None
-    smoothness: Smoothness | None
-    company: RowCoupling | None
-    sensitivity: Sensitivity | None
-    ranges: Ranges | None
-    dependence: Dependence | None
-    history: History | None
     flaky: int  # calls, or rows, that failed and, asked again, did not
     left_out: list[str]
     evaluator_given: bool  # whether rows were evaluated by an evaluator of the caller's
@@ -67,18 +49,39 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """One line: what this box is."""
-        return _verdict.verdict(self)
+        """One line: what this box is, the most important first."""
+        history, ranges, speed = self.history, self.ranges, self.speed
+        constant = self.steps is not None and not self.steps.changes
+        unit = "call" if speed is not None and speed.vectorised else "row"
+        kinds = {True: "vectorised", False: "not vectorised", None: ""}
+        parts = applying(
+            _row_coupling(self),
+            _randomness(self),
+            history is not None and history.drifts and "drifts",
+            history is not None and history.remembers and "remembers earlier questions",
+            _shape(self),
+            constant and "constant",
+            not constant and ranges is not None and ranges.saturated and "saturated",
+            _precision(self),
+            self.flaky > 0 and "fails at random",
+            ranges is not None and (ranges.failing_rows > 0 or len(ranges.failures) > 0) and "fails in places",
+            speed is not None and speed.latency >= SLOW_ROW and f"takes {duration(speed.latency)} a {unit}",
+            speed is not None and ("one row at a time" if speed.max_rows == 1 else kinds[speed.vectorised]),
+        )
+        return ", ".join(parts) or "nothing could be found out"
 
     @property
     def code(self) -> str:
         """The recommended BlackBox, in Python, with a reason for every argument."""
-        return _recommend.code(self)
+        lines = [f"    {name}={value},  # {reason}" for name, (value, reason) in _recommend.recommend(self).items()]
+        imports = [f"from {self.module} import {self.name.partition('.')[0]}"] if self.module else []
+        box = ["box = bondgrad.BlackBox(", f"    {self.name},", *lines, ")"]
+        return "\n".join(["import bondgrad", *imports, "", *box])
 
     @property
     def reasons(self) -> dict[str, str]:
         """Why, for every recommended argument."""
-        return {argument.name: argument.reason for argument in _recommend.recommend(self)}
+        return {name: reason for name, (_, reason) in _recommend.recommend(self).items()}
 
     @property
     def warnings(self) -> list[str]:
@@ -88,35 +91,8 @@ class Report:
     @property
     def words(self) -> dict[str, str]:
         """What was found, by title."""
-        found = {title: getattr(self, name) for name, title in TITLES.items()}
+        found = {kind.metadata["title"]: getattr(self, kind.name) for kind in fields(Findings)}
         return {title: result.words for title, result in found.items() if result is not None}
-
-    def cost(self, batch: int = DEFAULT_BATCH, steps: int = DEFAULT_STEPS) -> dict[str, Cost]:
-        """What training will cost, by estimator: evaluations and seconds of a step, hours in all."""
-        return _cost.predict(self, batch, steps)
-
-    def as_dict(self, batch: int = DEFAULT_BATCH, steps: int = DEFAULT_STEPS) -> dict[str, Any]:
-        """Numbers, texts and lists only, to be written as JSON; None where a number is not finite."""
-        costs = {estimator: asdict(cost) for estimator, cost in self.cost(batch, steps).items()}
-        everything = {
-            "verdict": self.verdict,
-            **asdict(self),
-            "words": self.words,
-            "code": self.code,
-            "reasons": self.reasons,
-            "warnings": self.warnings,
-            "cost": {"batch": batch, "steps": steps, **costs},
-        }
-        return {name: _plain(value) for name, value in everything.items()}
-
-    def text(self, batch: int = DEFAULT_BATCH, steps: int = DEFAULT_STEPS) -> str:
-        """To read, without colours."""
-        lines = [f"{self.name}: {self.verdict}", "", self.about, ""]
-        lines += [f"{title}: {words}" for title, words in self.words.items()]
-        lines += [f"Left out: {what}" for what in self.left_out]
-        lines += ["", self.code, ""] + [f"Mind: {text}" for text in self.warnings]
-        lines += [f"Cost of {steps:,} steps of {batch} rows: " + "; ".join(self.cost_words(batch, steps))]
-        return "\n".join(lines)
 
     @property
     def about(self) -> str:
@@ -126,23 +102,87 @@ class Report:
             f"{self.evaluations:,} evaluations in {self.calls:,} calls, {duration(self.seconds)}."
         )
 
-    def cost_words(self, batch: int = DEFAULT_BATCH, steps: int = DEFAULT_STEPS) -> list[str]:
-        """One line per estimator."""
-        return [
+    def cost(self, batch: int = DEFAULT_BATCH, steps: int = DEFAULT_STEPS) -> dict[str, Cost]:
+        """What training will cost, by estimator: evaluations and seconds of a step, hours in all."""
+        groups = self.in_features if self.dependence is None else self.dependence.groups
+        per_row = {"central": 2 * groups, "forward": groups, "simultaneous": 2}
+        return {estimator: self._cost(moved, batch, steps) for estimator, moved in per_row.items()}
+
+    def _cost(self, moved: int, batch: int, steps: int) -> Cost:
+        """Of an estimator that evaluates so many moved copies of every row."""
+        evaluations = round(batch * (1 + (1 + Calibrated.share) * moved))
+        if self.speed is None:
+            return Cost(evaluations, None, None, False)
+        took, rows = self.speed.seconds, min(batch, SETTINGS.rows)
+        # Trials of the default policy: of so many rows, with half and with twice the step, and unmoved.
+        trials = Calibrated.share * batch * moved / (rows * (2 * moved + 1))
+        seconds = took(batch) + took(batch * moved) + trials * (2 * took(rows * moved) + took(rows))
+        return Cost(evaluations, seconds, steps * seconds / 3600, self.speed.extrapolated(batch * moved))
+
+    def as_dict(self, batch: int = DEFAULT_BATCH, steps: int = DEFAULT_STEPS) -> dict[str, Any]:
+        """Numbers, texts and lists only, to be written as JSON; None where a number is not finite."""
+        said = {name: getattr(self, name) for name in ("verdict", "words", "code", "reasons", "warnings")}
+        costs = {estimator: asdict(cost) for estimator, cost in self.cost(batch, steps).items()}
+        everything = said | asdict(self) | {"cost": {"batch": batch, "steps": steps, **costs}}
+        plain: dict[str, Any] = json.loads(json.dumps(everything), parse_constant=lambda _: None)
+        return plain
+
+    def text(self, batch: int = DEFAULT_BATCH, steps: int = DEFAULT_STEPS) -> str:
+        """To read, without colours."""
+        costs = [
             f"{estimator} {cost.evaluations:,} evaluations a step"
-            + ("" if cost.seconds is None or cost.hours is None else f", {duration(3600 * cost.hours)} in all")
+            + ("" if cost.hours is None else f", {duration(3600 * cost.hours)} in all")
             + " (extrapolated)" * cost.extrapolated
             for estimator, cost in self.cost(batch, steps).items()
         ]
+        lines = [f"{self.name}: {self.verdict}", "", self.about, ""]
+        lines += [f"{title}: {words}" for title, words in self.words.items()]
+        lines += [f"Left out: {what}" for what in self.left_out]
+        lines += ["", self.code, ""] + [f"Mind: {text}" for text in self.warnings]
+        return "\n".join([*lines, f"Cost of {steps:,} steps of {batch} rows: " + "; ".join(costs)])
 
     def __str__(self) -> str:
         return self.text()
 
 
-def _plain(value: Any) -> Any:  # noqa: ANN401
-    """The value in numbers, texts, lists and dictionaries that JSON has."""
-    if isinstance(value, dict):
-        return {str(name): _plain(v) for name, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _row_coupling(report: Report) -> str:
+    """Whether rows influence one another, and through what."""
+    modules = [] if report.randomness is None else report.randomness.modules
+    known = any("batch normalisation" in name for name in modules)
+    cause = "batch normalisation in training mode" if known else "something goes over the whole batch"
+    return f"rows influence one another ({cause})" if report.company is not None and report.company.matters else ""
+
+
+def _randomness(report: Report) -> str:
+    """What kind of noise there is."""
+    found = report.randomness
+    if found is None or found.deterministic:
+        return "" if found is None or found.moving else "deterministic"
+    dropout = [name for name in found.modules if "dropout" in name]
+    noise = f"half-width {found.noise:.1g}"
+    if dropout and found.generator == "torch":
+        return f"random: {' and '.join(dropout)} in training mode, drawn from torch's generator"
+    if found.by_place:
+        seeded = ", though it takes a seed" * found.takes_seed
+        return f"the same noise in every call, by place in the call, {noise}{seeded}"
+    if found.takes_seed:
+        return f"random, {noise}, but takes a seed"
+    if found.generator is not None:
+        return f"random: noise of {noise}, drawn from {GENERATORS[found.generator]}"
+    return f"noisy device, {noise}"
+
+
+def _shape(report: Report) -> str:
+    """Whether outputs come in steps, are rough, or how smooth they are."""
+    if report.rounding is not None and (report.rounding.quantised or report.rounding.rough):
+        return f"quantised in steps of {report.rounding.largest_quantum:.2g}" if report.rounding.quantised else "rough"
+    kinds = {"smooth": "smooth", "kinks": "with kinks", "jumps": "with jumps", "unclear": ""}
+    return "" if report.smoothness is None else kinds[report.smoothness.kind]
+
+
+def _precision(report: Report) -> str:
+    """How finely the box computes, where that can be seen."""
+    found = report.rounding
+    if found is None or found.quantised or (report.randomness is not None and not report.randomness.deterministic):
+        return ""
+    return found.precision + ("" if found.shortcut is None else f", but {precision_of(found.shortcut)} as set here")

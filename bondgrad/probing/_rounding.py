@@ -9,7 +9,6 @@ References:
 
 import bisect
 import contextlib
-import itertools
 import math
 from dataclasses import dataclass, replace
 
@@ -18,7 +17,6 @@ from torch import Tensor
 
 from bondgrad.measuring._noise import noise_from_repeats
 from bondgrad.measuring._sampler import BudgetExceeded, Sampler
-from bondgrad.probing._comparison import compare
 from bondgrad.probing._facts import SEVERAL_ROWS, Facts
 from bondgrad.probing._number_format import sentences
 
@@ -37,13 +35,13 @@ class RoundingSettings:
     off_the_sample: int = 32  # points between typical rows, to see whether a lattice is only that of the rows
     lattice_values: int = 4  # different values that a lattice must have
     type_values: int = 24  # different values, other than zero, that tell which type holds them
-    coarse: float = 64.0  # a floor of more rounding units of the answers' type has another cause than that type
+    coarse: float = 32.0  # a floor of more rounding units of the answers' type has another cause than that type
 
 
 SETTINGS = RoundingSettings()
-FLOAT_TYPES = ("float64", "float32", "float16", "bfloat16")
-ROUNDING_UNITS = (2.0**-52, 2.0**-23, 2.0**-10, 2.0**-7)  # of these types: from one to the next larger number
-LARGEST_FLOORS = (3e-12, 2e-5, 1.5e-3, 2e-2)  # the largest that each of these types leaves in a network
+TYPE_NAMES = ("float64", "float32", "float16", "bfloat16")
+FLOAT_TYPES = tuple(getattr(torch, name) for name in TYPE_NAMES)
+LARGEST_FLOORS = (3e-12, 2e-5, 7e-4, 2e-2)  # the largest that each of these types leaves in a network
 PRECISION_NAMES = ("float64", "float32", "TF32 or float16", "bfloat16", "coarser than bfloat16")  # above which floors
 
 
@@ -55,9 +53,9 @@ class Rounding:
     precision: str  # what that looks like
     rough: bool  # whether the floor is not that of coarse arithmetic
     returned: str  # the type of the answers
-    answers: str  # the coarsest type that holds all of them
-    size: float  # of the outputs, root mean square
     quantum: list[float | None]  # of every output: its answers are multiples of this apart. None: no lattice
+    half_width: float  # of what rounds the answers more than their type does; zero: nothing does
+    largest_quantum: float  # over the outputs; zero: there is no lattice
     shortcut: float | None = None  # floor with autocast and TF32 as set around the probe, where that is another
     shortcut_change: float = 0.0  # what those settings change in the answers, over their size
 
@@ -65,11 +63,6 @@ class Rounding:
     def quantised(self) -> bool:
         """Whether most outputs lie on a lattice."""
         return sum(q is not None for q in self.quantum) > len(self.quantum) / 2
-
-    @property
-    def largest_quantum(self) -> float:
-        """Over the outputs; zero: there is no lattice."""
-        return max((q for q in self.quantum if q is not None), default=0.0)
 
     @property
     def words(self) -> str:
@@ -102,19 +95,21 @@ def measure_rounding(sampler: Sampler, facts: Facts, generator: torch.Generator)
     # A floor cannot be seen below noise, nor between the steps of a lattice.
     hidden = facts.noisy or any(q is not None for q in quantum)
     floor, rough = (0.0, False) if hidden else _noise_floor(sampler, facts, generator)
-    returned = FLOAT_TYPES[bisect.bisect_left(ROUNDING_UNITS, facts.unit)]
-    answers = _coarsest_type(seen) or returned
-    coarser = max(FLOAT_TYPES.index(answers), bisect.bisect_left(LARGEST_FLOORS, floor))
-    precision = PRECISION_NAMES[FLOAT_TYPES.index(returned) if rough else coarser]
-    size = float(facts.scale.square().mean().sqrt())
-    found = Rounding(floor, precision, rough, returned, answers, size, quantum)
+    returned = bisect.bisect_left([torch.finfo(dtype).eps for dtype in FLOAT_TYPES], facts.unit)
+    coarsest = max(returned, _coarsest_type(seen))
+    precision = TYPE_NAMES[returned] if rough else precision_of(floor, coarsest)
+    step = max((q for q in quantum if q is not None), default=0.0)
+    coarse = floor > SETTINGS.coarse * max(facts.unit, torch.finfo(torch.float32).eps)
+    half_width = 2 * floor * float(facts.scale.square().mean().sqrt()) if coarse else step / 2
+    found = Rounding(floor, precision, rough, TYPE_NAMES[returned], quantum, half_width, step)
     with contextlib.suppress(BudgetExceeded):
-        return found if facts.noisy else _with_shortcut(sampler, facts.with_rounding(found), found, generator)
+        found = found if facts.noisy else _with_shortcut(sampler, facts, found, generator)
     return found
 
 
 def _with_shortcut(sampler: Sampler, facts: Facts, found: Rounding, generator: torch.Generator) -> Rounding:
     """What was found, and what changes with autocast and TF32 as they are set around the probe."""
+    facts = facts.with_finding("rounding", found)
     rows = facts.usable[: max(SEVERAL_ROWS, sampler.caller.smallest)]
 
     def ask(full_precision: bool) -> Tensor:
@@ -122,11 +117,11 @@ def _with_shortcut(sampler: Sampler, facts: Facts, found: Rounding, generator: t
         return sampler.ask_rows(rows)
 
     try:
-        differ, change = compare(sampler, facts, [lambda: ask(True), lambda: ask(False)], len(rows))
+        differ, change = facts.compare(sampler, [lambda: ask(True), lambda: ask(False)], len(rows))
         if not differ:
             return found
-        size = float((change / torch.where(facts.scale > 0, facts.scale, 1.0)).square().mean().sqrt())
-        ask(False)
+        sampler.full_precision = False
+        size = float((change / facts.positive_scale).square().mean().sqrt())
         return replace(found, shortcut=_noise_floor(sampler, facts, generator)[0], shortcut_change=size)
     finally:
         sampler.full_precision = True
@@ -139,74 +134,65 @@ def _noise_floor(sampler: Sampler, facts: Facts, generator: torch.Generator) -> 
     are much closer together than it can tell apart.
     """
     powers = (*(SETTINGS.fine_spacings if sampler.dtype == torch.float64 else ()), *SETTINGS.spacings)
-    lines = sampler.affordable_count(SETTINGS.lines, len(powers) * SETTINGS.points, share=1 / 3)
-    rows = facts.choose(lines, generator)
-    scale = torch.where(facts.scale > 0, facts.scale, 1.0)
-    estimates: list[tuple[float, bool]] = []  # for each spacing, and whether differences of all orders agree on it
-    close: list[tuple[float, float]] = []  # for each, the length of the lines, in spreads, and how much stood still
-    for power in powers:
-        points = _line(sampler, sampler.x[rows], power, generator)  # [lines, points, d]
-        if not torch.equal(sampler.realise(points), points):  # no room within the limits
-            continue
-        y = sampler.ask(points, rows) / scale
-        orders = [float(noise_from_repeats(y, 1, order, (1, 2)).median()) for order in SETTINGS.orders]
-        estimates.append((orders[1], max(orders) <= SETTINGS.agreement * min(orders)))
-        length = float(((points[:, -1] - points[:, 0]).abs() / sampler.spread).amax())
-        close.append((length, float((y.diff(dim=1) == 0).double().mean())))
+    rows = facts.choose(sampler.affordable_count(SETTINGS.lines, len(powers) * SETTINGS.points, 1 / 3), generator)
+    points = _lines(sampler, sampler.x[rows], powers, generator)  # [lines, spacings, points, d]
+    points = points[:, (sampler.realise(points) == points).all(3).all(2).all(0)]  # with room within the limits
+    if points.shape[1] < 2:  # one spacing alone could not be told from a bend
+        return 0.0, False
+    y = sampler.ask(points, rows) / facts.positive_scale
+    orders = torch.stack([noise_from_repeats(y, 2, n, (2, 3)).median(0).values for n in SETTINGS.orders])
+    flat = orders.amax(0) <= SETTINGS.agreement * orders.amin(0)  # [spacings]
     # Rounding is the same whatever the spacing, kinks and bends are not. Coarse arithmetic shows at wide spacings only:
     # between two of its steps nothing changes at all.
-    agreed = [
-        max(a, b)
-        for (a, flat_a), (b, flat_b) in itertools.pairwise(estimates)
-        if flat_a and flat_b and a > 0 and max(a, b) <= SETTINGS.agreement * min(a, b)
-    ]
-    floor = max(agreed) if agreed else next((a for a, _ in estimates if a > 0), 0.0)
-    near = [still for length, still in close if 8 * length < floor]
-    return floor, floor > SETTINGS.coarse * facts.unit and bool(near) and max(near) < SETTINGS.still
+    estimates = orders[1]
+    pairs = estimates.unfold(0, 2, 1)  # [spacings - 1, 2]
+    agreed = (pairs[:, 0] > 0) & (pairs.amax(1) <= SETTINGS.agreement * pairs.amin(1)) & flat[:-1] & flat[1:]
+    floors = pairs[agreed].amax(1).sort(descending=True).values if bool(agreed.any()) else estimates[estimates > 0]
+    floor = float(floors[0]) if len(floors) else 0.0
+    length = ((points[:, :, -1] - points[:, :, 0]).abs() / sampler.spread).amax((0, 2))  # [spacings]
+    still = (y.diff(dim=2) == 0).double().mean((0, 2, 3))[8 * length < floor]
+    return floor, floor > 2 * SETTINGS.coarse * facts.unit and len(still) > 0 and float(still.max()) < SETTINGS.still
 
 
-def _line(sampler: Sampler, start: Tensor, power: int, generator: torch.Generator) -> Tensor:
-    """[lines, points, d] points from near start [lines, d], exactly equally spaced even after rounding."""
-    n = SETTINGS.points
+def _lines(sampler: Sampler, start: Tensor, powers: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """[lines, spacings, points, d] from near start [lines, d], exactly equally spaced even after rounding."""
+    n, start = SETTINGS.points, start[:, None]
     size = torch.maximum(start.abs(), sampler.spread).log2().ceil().exp2()
-    step = size * 2.0**power  # [lines, d] powers of two, and coordinates are multiples of them
+    step = size * start.new_tensor(powers).exp2()[:, None]  # [lines, spacings, d]: coordinates are multiples of them
     up = torch.randint(2, step.shape, generator=generator).bool()
     first, last = start - (n - 1) / 2 * step, start + (n - 1) / 2 * step
     first = first + (sampler.low + step - first).clamp_min(0) - (last + step - sampler.high).clamp_min(0)
     k = torch.arange(n, dtype=start.dtype)[:, None]
-    return (first / step).round().mul(step)[:, None] + torch.where(up[:, None], k, n - 1 - k) * step[:, None]
+    return ((first / step).round() * step)[:, :, None] + torch.where(up[:, :, None], k, n - 1 - k) * step[:, :, None]
 
 
-def precision_of(floor: float) -> str:
-    """The arithmetic that leaves such a floor."""
-    return PRECISION_NAMES[bisect.bisect_left(LARGEST_FLOORS, floor)]
+def precision_of(floor: float, coarsest: int = 0) -> str:
+    """The arithmetic that leaves such a floor, in answers that fit into the type of that number."""
+    return PRECISION_NAMES[max(coarsest, bisect.bisect_left(LARGEST_FLOORS, floor))]
 
 
-def _coarsest_type(y: Tensor) -> str | None:
-    """The coarsest floating-point type that holds all of y [n, d_out] exactly; None: too few values to tell."""
+def _coarsest_type(y: Tensor) -> int:
+    """The number of the coarsest floating-point type that holds all of y [n, d_out] exactly; zero: too few to tell."""
     y = y[torch.isfinite(y) & (y != 0)]
-    if len(torch.unique(y)) < SETTINGS.type_values:
-        return None
-    return next(name for name in reversed(FLOAT_TYPES) if bool((y.to(getattr(torch, name)).double() == y).all()))
+    holds = [n for n, dtype in enumerate(FLOAT_TYPES) if bool((y.to(dtype).double() == y).all())]
+    return holds[-1] if len(torch.unique(y)) >= SETTINGS.type_values else 0
 
 
 def _lattice(y: Tensor, rounding: float) -> float | None:
     """The quantum of which all differences between values y [n] are multiples, if there is one that shows."""
-    y = y[torch.isfinite(y)].sort().values
-    gaps = y.diff()
-    tiny = max(rounding, 1e-300)
-    distinct = gaps > tiny
-    values, gaps = torch.cat((y[:1], y[1:][distinct])), gaps[distinct]
-    if len(values) < SETTINGS.lattice_values or len(y) < 4 * SETTINGS.lattice_values:
+    y, tiny = y[torch.isfinite(y)].sort().values, max(rounding, 1e-300)
+    gaps = y.diff()[y.diff() > tiny]
+    values = len(gaps) + 1  # that are different
+    if values < SETTINGS.lattice_values or len(y) < 4 * SETTINGS.lattice_values:
         return None
     for part in (1, 2, 3):  # two neighbours of the lattice may be missing
         quantum = float(gaps.min()) / part
         for _ in range(3):  # refined by the gaps that are small enough to be counted, then by all
             counts = (gaps / quantum).round()
             quantum = float((gaps * counts).sum() / counts.square().sum())
-        place = (values - values[0]) / quantum
+        place = (y - y[0]) / quantum
         # Values that happen to be close together make a fine lattice on which anything lies.
-        crowded = float(place[-1]) <= 64 * len(values)
+        crowded = float(place[-1]) <= 64 * values
         if crowded and quantum > 5 * tiny and bool(((place - place.round()).abs() < 0.05 + rounding / quantum).all()):
             return quantum
     return None

@@ -5,20 +5,10 @@ from dataclasses import dataclass
 import torch
 
 from bondgrad.measuring._sampler import Sampler
-from bondgrad.probing._comparison import compare
 from bondgrad.probing._facts import Facts
 from bondgrad.probing._number_format import percent
 
-
-@dataclass(frozen=True)
-class RowCouplingSettings:
-    """The calls that are compared."""
-
-    rows: int = 4  # whose answers are compared
-    others: int = 12  # rows beside them in a call
-
-
-SETTINGS = RowCouplingSettings()
+COMPARED, OTHERS = 4, 12  # rows whose answers are compared, and rows beside them in a call
 
 
 @dataclass(frozen=True)
@@ -43,15 +33,15 @@ def measure_row_coupling(sampler: Sampler, facts: Facts, generator: torch.Genera
     """The same rows among different others: typical ones, and copies of one that lies far out."""
     if sampler.caller.largest == 1:
         return RowCoupling(False, 0.0)
-    count, others = SETTINGS.rows, SETTINGS.others
-    watched, typical = facts.choose(count, generator), facts.choose(others, generator)
+    watched, typical = facts.choose(COMPARED, generator), facts.choose(OTHERS, generator)
     distance = (sampler.x[facts.usable] - sampler.x.mean(0)).div(sampler.spread).square().sum(1)
-    outside = facts.usable[distance.argmax()].expand(others)
+    outside = facts.usable[distance.argmax()].expand(OTHERS)
     questions = [
-        lambda: sampler.ask_rows(torch.cat((watched, typical)))[:count],
-        lambda: sampler.ask_rows(torch.cat((watched, outside)))[:count],
-        lambda: sampler.ask_rows(torch.cat((typical, watched)))[-count:],
+        lambda: sampler.ask_rows(torch.cat((watched, typical)))[:COMPARED],
+        lambda: sampler.ask_rows(torch.cat((watched, outside)))[:COMPARED],
+        lambda: sampler.ask_rows(torch.cat((typical, watched)))[OTHERS:],
     ]
-    # Noise that goes by place is no influence.
-    matters, change = compare(sampler, facts, questions[:2] if facts.noise_by_place else questions, count + others)
+    if facts.found.randomness is not None and facts.found.randomness.by_place:  # which is no influence
+        questions.pop()
+    matters, change = facts.compare(sampler, questions, COMPARED + OTHERS)
     return RowCoupling(matters, max(map(facts.relative, change)))

@@ -1,8 +1,6 @@
 """How much every input matters."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
@@ -10,17 +8,8 @@ from bondgrad.measuring._sampler import Sampler
 from bondgrad.probing._facts import Facts
 from bondgrad.probing._number_format import sentences
 
-
-@dataclass(frozen=True)
-class SensitivitySettings:
-    """Where inputs are moved, and what is concluded from that."""
-
-    rows: int = 4  # at which every input is moved, if the budget allows
-    share: float = 0.4  # of the evaluations left: ranges and structure come after it
-    visible: float = 0.1  # of the spread: where less cannot be told from noise, no input is called dead
-
-
-SETTINGS = SensitivitySettings()
+ROWS = 4  # at which every input is moved, if the budget allows
+VISIBLE = 0.1  # of the spread: where less cannot be told from noise, no input is called dead
 
 
 @dataclass(frozen=True)
@@ -48,26 +37,25 @@ class Sensitivity:
 def measure_sensitivity(sampler: Sampler, facts: Facts, generator: torch.Generator) -> Sensitivity:
     """Move every input by its spread, at a few rows."""
     d = sampler.x.shape[1]
-    count = sampler.affordable_count(SETTINGS.rows, 2 * d, SETTINGS.share)
+    count = sampler.affordable_count(ROWS, 2 * d)
     rows, inputs = facts.choose(count, generator).repeat_interleave(d), torch.arange(d).repeat(count)
-    ends = sampler.either_side(rows, inputs, sampler.spread[inputs, None] / 2)[0].squeeze(1)  # [rows * d, 2]
+    spread = sampler.spread[inputs, None]
+    ends = sampler.either_side(rows, inputs, spread / 2)[0].squeeze(1)  # [rows * d, 2]
     change = sampler.ask_moved(rows, inputs, ends).diff(dim=1).abs().view(count, d, -1)
-    span = ends.diff(dim=1).view(count, d, 1)  # what limits leave of the spread
-    certain = facts.certain(1)
-    dead = ~(change > certain).any(2).any(0) & torch.isfinite(change).all(2).any(0)
-    visible = bool((certain < SETTINGS.visible * facts.output_spread).all())
-    own = (change.square() - 2 * facts.noise.square()) / facts.output_spread.square()  # without that of the noise
-    own = own * (sampler.spread[:, None] / span.clamp_min(1e-300)).square()
+    part = (ends.diff(dim=1) / spread).clamp_min(1e-300).view(count, d, 1)  # what limits leave of the spread
+    own = (change.square() - 2 * facts.noise.square()) / (facts.output_spread * part).square()  # without that of noise
     by_input = own.nanmean((0, 2)).nan_to_num(0).clamp_min(0).sqrt()
-    return Sensitivity(by_input.tolist(), dead.nonzero().squeeze(1).tolist() if visible else None)
+    certain = facts.certain(1)
+    still = ~(change > certain).any(2).any(0) & torch.isfinite(change).all(2).any(0)
+    visible = bool((certain < VISIBLE * facts.output_spread).all())
+    return Sensitivity(by_input.tolist(), dead_inputs(facts, still.nonzero().squeeze(1).tolist()) if visible else None)
 
 
-def confirm_dead(found: Sensitivity, others: Mapping[str, Any]) -> Sensitivity:
-    """Call inputs dead only if no other finding contradicts it: coarse outputs may react elsewhere."""
-    ranges, dependence, smoothness, rounding = map(others.get, ("ranges", "dependence", "smoothness", "rounding"))
+def dead_inputs(facts: Facts, still: list[int]) -> list[int] | None:
+    """Those of the inputs that no other finding calls alive. None: outputs are coarse, and may react elsewhere."""
+    ranges, rounding, smoothness = facts.found.ranges, facts.found.rounding, facts.found.smoothness
     jumps = smoothness is not None and smoothness.kind == "jumps"
     coarse = jumps or (rounding is not None and rounding.quantised) or (ranges is not None and ranges.saturated)
-    moving = set() if ranges is None else set(ranges.moving)
-    idle = set(found.dead or []) if dependence is None else set(dependence.idle)
-    dead = sorted((set(found.dead or []) & idle) - moving)
-    return replace(found, dead=None if coarse else dead) if found.dead else found
+    idle = still if facts.found.dependence is None else facts.found.dependence.idle
+    moving = [] if ranges is None else ranges.moving
+    return None if still and coarse else [i for i in still if i in idle and i not in moving]

@@ -19,9 +19,7 @@ class SpeedSettings:
     repeats: int = 3  # calls of each size, of which the median counts
     share: float = 0.1  # of the evaluations, and of the time, that may go into this: the other measurements need more
     linear: float = 0.7  # the share of a call's growth from which on its time grows with its rows, one after the other
-    gain: float = (
-        3.0  # times faster per row: even where the time grows with the rows, large calls are worth their while
-    )
+    gain: float = 3.0  # times faster per row: so much makes large calls worth their while even where time grows
 
 
 SETTINGS = SpeedSettings()
@@ -32,66 +30,46 @@ class Speed:
     """Times of calls."""
 
     latency: float  # seconds of a call with one row (or with as few as it takes)
-    batches: dict[str, float]  # rows of a call: its seconds
+    batches: dict[int, float]  # rows of a call: its seconds, small calls first
     max_rows: int | None  # that it takes in a call. None: no call was too large
-    takes_single_rows: bool
-
-    @property
-    def sizes(self) -> list[tuple[int, float]]:
-        """Rows of a call, and its seconds."""
-        return [(int(rows), seconds) for rows, seconds in self.batches.items()]
-
-    @property
-    def gain(self) -> float:
-        """How many times faster a row is answered in a large call than in the smallest."""
-        few, slow = self.sizes[0]
-        return max((slow / few) / (fast / many) for many, fast in self.sizes)
-
-    @property
-    def growth(self) -> float:
-        """By how much the time of a call grows from the second largest size to the largest, over that of its rows."""
-        (few, quick), (many, slow) = self.sizes[-2:]
-        return slow / max(quick, 1e-9) / (many / few)
-
-    @property
-    def takes_many_rows(self) -> bool:
-        """More than one in a call."""
-        return self.max_rows != 1
 
     @property
     def vectorised(self) -> bool | None:
         """Whether rows are worked on together. None: that cannot be told, or it is something between."""
-        if not self.takes_many_rows:
+        if self.max_rows == 1:
             return False
-        if len(self.sizes) == 1 or self.sizes[-1][0] < 8:
+        if len(self.batches) == 1 or max(self.batches) < 8:
             return None
-        return True if self.growth < SETTINGS.linear else False if self.gain < SETTINGS.gain else None
+        (few, quick), (many, slow) = list(self.batches.items())[-2:]
+        if slow / max(quick, 1e-9) < SETTINGS.linear * many / few:
+            return True
+        per_row = [seconds / rows for rows, seconds in self.batches.items()]
+        return False if per_row[0] < SETTINGS.gain * min(per_row) else None
 
     def seconds(self, rows: int) -> float:
         """Estimate for that many rows, in one call, or in as few as it takes; beyond what was tried, extrapolated."""
         if self.max_rows is not None and rows > self.max_rows:
             whole, rest = divmod(rows, self.max_rows)
             return whole * self.seconds(self.max_rows) + (self.seconds(rest) if rest else 0.0)
-        if len(self.sizes) == 1:
-            n, seconds = self.sizes[0]
-            return rows / n * seconds
-        pairs = list(itertools.pairwise(self.sizes))
+        known = list(self.batches.items())
+        pairs = list(itertools.pairwise(known if len(known) > 1 else [(0, 0.0), *known]))
         (n0, t0), (n1, t1) = next((pair for pair in pairs if rows <= pair[1][0]), pairs[-1])
         return max(t0, t0 + (t1 - t0) * (rows - n0) / (n1 - n0))
 
     def extrapolated(self, rows: int) -> bool:
         """Whether an estimate for that many rows goes beyond what was tried."""
-        return min(rows, self.max_rows or rows) > self.sizes[-1][0]
+        return min(rows, self.max_rows or rows) > max(self.batches)
 
     @property
     def words(self) -> str:
         """What a person wants to know."""
-        (smallest, _), (largest, slow) = self.sizes[0], self.sizes[-1]
-        alone = "One row takes" if self.takes_single_rows else f"It does not take one row alone; {smallest} take"
+        smallest, largest = min(self.batches), max(self.batches)
+        alone = "One row takes" if smallest == 1 else f"It does not take one row alone; {smallest} take"
         text = f"{alone} {duration(self.latency)}"
-        if not self.takes_many_rows:
+        if self.max_rows == 1:
             return text + ". It takes one row at a time: a call with two failed."
         if largest > 1:
+            slow = self.batches[largest]
             text += f", {largest:,} at once {duration(slow)} ({largest / slow:,.0f} rows a second)"
         growing = "large calls help, but in them" if self.vectorised is None else "not vectorised,"
         kind = "vectorised" if self.vectorised else f"{growing} the time grows with the rows"
@@ -106,24 +84,17 @@ def measure_speed(sampler: Sampler, facts: Facts, generator: torch.Generator) ->
     allowed = sampler.evaluations + int(SETTINGS.share * sampler.affordable)
     end = sampler.elapsed + SETTINGS.share * sampler.time_left
     sizes = [n for n in sorted({caller.smallest, *SETTINGS.sizes}) if caller.smallest <= n <= (caller.max_rows or n)]
-    for attempt in range(SETTINGS.repeats):
-        for n in sizes:
-            if len(caller.times.get(n, [])) > attempt:
-                continue
-            # The next size once, if there is time for what the last one took and for its rows.
-            late = sampler.elapsed + caller.seconds_per_call + n * caller.seconds_per_row > end
-            untried = attempt > 0 and n not in caller.times
-            if late or untried or sampler.evaluations + n > allowed or (caller.refused or n + 1) <= n:
-                break
-            if not sampler.time_rows(facts.choose(n, generator)):  # these rows work: it fails for its size
-                caller.refused = n
-                break
+    for n in sizes * SETTINGS.repeats:
+        late = sampler.elapsed + caller.seconds_per_call + n * caller.seconds_per_row > end
+        if late or sampler.evaluations + n > allowed or (caller.refused is not None and n >= caller.refused):
+            continue
+        if not sampler.time_rows(facts.choose(n, generator)):  # these rows work: it fails for its size
+            caller.refused = n
     if not caller.times:
         raise BudgetExceeded("the time left does not reach")
     batches = {n: statistics.median(t) if n > 1 else min(t) for n, t in sorted(caller.times.items())}
     if caller.refused is not None:
         known = caller.largest if caller.largest < caller.refused else 1
         caller.largest = min(caller.refused - 1, max(known, *batches))
-    times = {str(n): seconds for n, seconds in batches.items()}
     most = None if caller.refused is None else caller.largest
-    return Speed(next(iter(times.values())), times, most, takes_single_rows=caller.smallest == 1)
+    return Speed(batches[min(batches)], batches, most)

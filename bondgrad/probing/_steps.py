@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bondgrad.measuring._sampler import MeasurementSkipped, Sampler
 from bondgrad.probing._facts import Facts
-from bondgrad.probing._number_format import percent
+from bondgrad.probing._number_format import percent, runs
 
 
 @dataclass(frozen=True)
@@ -18,8 +18,7 @@ class StepSettings:
 
     slopes: int = 32  # rows and inputs at which slopes are taken, each a random pair
     per_decade: int = 2  # steps in a factor of ten
-    decades: int = 6  # below the longest step, in single precision; twice as many in double precision
-    longest: float = 1.0  # step, in spreads of an input
+    decades: int = 6  # below an input's spread, in single precision; twice as many in double precision
     agreement: float = 0.5  # the relative difference of slopes below which they are slopes, and not noise
 
 
@@ -59,25 +58,28 @@ class StepLadder:
 def measure_steps(sampler: Sampler, facts: Facts, generator: torch.Generator) -> StepLadder:
     """Slopes of random combinations of the outputs, by single inputs, over many decades of steps."""
     decades = SETTINGS.decades * (2 if sampler.dtype == torch.float64 else 1)
-    ladder = SETTINGS.longest * torch.logspace(-decades, 0, decades * SETTINGS.per_decade + 1, dtype=torch.float64)
+    ladder = torch.logspace(-decades, 0, decades * SETTINGS.per_decade + 1, dtype=torch.float64)
     count, d = sampler.affordable_count(SETTINGS.slopes, 2 * len(ladder), share=1 / 3), sampler.x.shape[1]
     rows, inputs = facts.choose(count, generator), torch.randperm(max(d, count), generator=generator)[:count] % d
-    steps = ladder * sampler.spread[inputs, None]  # [slopes, steps]
-    ends, whole = sampler.either_side(rows, inputs, steps)
-    span = ends[:, :, 1] - ends[:, :, 0]  # what rounding has left of it
+    spread = sampler.spread[inputs, None]
+    ends, whole = sampler.either_side(rows, inputs, ladder * spread)  # [slopes, steps, 2], [slopes, steps]
+    span = ends.diff(dim=2)  # [slopes, steps, 1] what rounding has left of it
     change = sampler.ask_moved(rows, inputs, ends).diff(dim=2).squeeze(2)
-    slopes = (change / span[:, :, None]).where((whole & (span > 0))[:, :, None], math.nan)  # [slopes, steps, d_out]
+    slopes = (change / span).where(whole[:, :, None] & (span > 0), math.nan)  # [slopes, steps, d_out]
     if bool(torch.isnan(slopes).all()):
         raise MeasurementSkipped("limits or failures are in the way everywhere")
     gy = torch.randn(count, 1, slopes.shape[2], dtype=torch.float64, generator=generator)
     gy = gy / gy.norm(dim=2, keepdim=True) / facts.output_spread
-    along = (slopes * gy).sum(2) * sampler.spread[inputs, None]
-    return judge_slopes(ladder, along.T, float(sampler.spread.median()))
+    return judge_slopes(ladder, ((slopes * gy).sum(2) * spread).T, float(sampler.spread.median()))
 
 
 def judge_slopes(ladder: Tensor, slopes: Tensor, spread: float) -> StepLadder:
     """Where slopes [steps, n] taken over one step agree with those over the next."""
-    heights = [_disagreement(one, other) for one, other in itertools.pairwise(slopes)]
+    pairs = slopes.unfold(0, 2, 1)  # [steps - 1, n, 2]
+    pairs = pairs.where(torch.isfinite(pairs).all(2, keepdim=True), 0)
+    sizes = pairs.norm(dim=1)  # [steps - 1, 2]
+    # Steps too short to change anything agree on a slope of zero, which is none.
+    heights = (pairs.diff(dim=2).norm(dim=1).squeeze(1) / sizes.amax(1)).where(sizes.amin(1) > 0, math.inf).tolist()
     # Every step but the first and the last has two neighbours.
     error, i = min((max(pair), i) for i, pair in enumerate(itertools.pairwise(heights), 1))
     best, least = (float(ladder[i]), error) if error < SETTINGS.agreement else (None, None)
@@ -87,20 +89,10 @@ def judge_slopes(ladder: Tensor, slopes: Tensor, spread: float) -> StepLadder:
     return StepLadder(ladder.tolist(), disagreement, low_5, high_5, low_1, high_1, best, least, spread, changes)
 
 
-def _disagreement(one: Tensor, other: Tensor) -> float:
-    """The relative difference between slopes [n] of two steps, where both are known; infinite: there are none.
-
-    Steps too short to change anything agree on a slope of zero, which is none.
-    """
-    known = torch.isfinite(one) & torch.isfinite(other)
-    sizes = [float(slopes[known].norm()) for slopes in (one, other)]
-    return math.inf if min(sizes) == 0 else float((one - other)[known].norm()) / max(sizes)
-
-
 def _plateau(ladder: Tensor, heights: list[float], tolerance: float) -> tuple[float | None, float | None]:
     """First and last step of the longest run of neighbours that agree."""
-    runs = [
-        list(run) for agree, run in itertools.groupby(range(len(heights)), lambda i: heights[i] <= tolerance) if agree
-    ]
-    longest = max(runs, key=len, default=None)
-    return (None, None) if longest is None else (float(ladder[longest[0]]), float(ladder[longest[-1] + 1]))
+    agreeing = runs([height <= tolerance for height in heights])
+    if not agreeing:
+        return None, None
+    first, last = max(agreeing, key=lambda run: run[1] - run[0])
+    return float(ladder[first]), float(ladder[last + 1])

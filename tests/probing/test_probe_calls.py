@@ -1,13 +1,12 @@
 """What a probe finds out about calls: their time, their size, and those that fail."""
 
 import math
-import time
 
 import numpy as np
 import pytest
 import torch
 
-from bondgrad import probe
+from bondgrad import BoxError, probe
 from tests.probing.test_probe import rows
 from tests.probing.test_probe_code import pasted
 
@@ -38,9 +37,9 @@ def test_the_largest_call_is_within_what_it_takes(most):
     assert most == 1000 if found is None else most / 8 <= found <= most
 
 
-def test_the_time_of_a_call_is_not_that_of_its_rows():
+def test_the_time_of_a_call_is_not_that_of_its_rows(clock):
     def fn(x):
-        time.sleep(0.05)
+        clock.sleep(0.05)
         return torch.sin(x)
 
     report = probe(fn, rows(), seconds=8)
@@ -148,9 +147,43 @@ def test_a_box_that_takes_eight_rows_or_more():
     assert str(probe(fn, rows(), budget=40))
 
 
-def test_a_loop_over_rows_is_not_vectorised():
+@pytest.mark.parametrize(("least", "found"), [(1, 1), (2, 2), (3, 4), (4, 4), (5, 8)])
+def test_the_smallest_call_that_it_takes(least, found):
+    def fn(x):
+        if len(x) < least:
+            raise ValueError("too few")
+        return torch.sin(x)
+
+    report = probe(fn, rows())
+    assert min(report.speed.batches) == found
+    assert report.flaky == 0
+    assert report.left_out == []
+
+
+@pytest.mark.parametrize("failing", [62, 64])
+def test_a_box_is_given_up_after_64_rows(failing):
+    """The first row is asked about alone, and among others."""
+    calls = 0
+
+    def fn(x: torch.Tensor):
+        nonlocal calls
+        calls += 1
+        if calls <= failing + 1:
+            raise ValueError("not yet")
+        return torch.sin(x)
+
+    if failing == 64:
+        with pytest.raises(BoxError, match="raised ValueError"):
+            probe(fn, rows())
+        assert calls == 64 + 1
+    else:
+        assert probe(fn, rows()).out_features == 4
+
+
+def test_a_loop_over_rows_is_not_vectorised(clock):
     def loop(x: np.ndarray):
-        return np.stack([np.sin(np.sin(np.sin(np.sin(row)))) for row in x])
+        clock.sleep(1e-5 * len(x))
+        return np.sin(x)
 
     speed = probe(loop, rows()).speed
     assert not speed.vectorised

@@ -21,7 +21,7 @@ def test_noise_that_is_the_same_in_every_call():
         report = probe(fn, rows())
         assert report.verdict.startswith("the same noise in every call, by place in the call, half-width 0.1")
         assert report.randomness.half_width == pytest.approx([0.1] * D, rel=0.3)
-        assert float(choose_noise(report).value) == pytest.approx(0.1, rel=0.3)
+        assert float(choose_noise(report)[0]) == pytest.approx(0.1, rel=0.3)
         assert not report.company.matters
         pasted(report, fn)
     assert report.randomness.takes_seed
@@ -35,7 +35,7 @@ def test_rare_noise_is_never_advised_as_none():
 
     report = probe(fn, rows())
     assert not report.randomness.deterministic
-    assert float(choose_noise(report).value) > 0
+    assert float(choose_noise(report)[0]) > 0
 
 
 def device(kind, seed):
@@ -58,7 +58,7 @@ def device(kind, seed):
 
 @pytest.mark.parametrize("kind", ["cauchy", "outliers", "outlying rows", "in one region", "of five ulps"])
 def test_noise_is_taken_for_nothing_else(kind):
-    for seed in range(20):
+    for seed in range(8):
         report = probe(device(kind, seed), rows(generator=torch.Generator().manual_seed(seed)), seed=seed)
         assert (
             not report.randomness.deterministic or kind == "outlying rows"

@@ -1,0 +1,381 @@
+"""What a report says of findings: verdict, sentences, code, warnings, and the cost of training."""
+
+import math
+
+import pytest
+
+from bondgrad.probing import Report
+from bondgrad.probing._dependence import Dependence
+from bondgrad.probing._history import History
+from bondgrad.probing._randomness import Randomness
+from bondgrad.probing._ranges import Failure, Ranges
+from bondgrad.probing._recommend import choose_noise
+from bondgrad.probing._rounding import Rounding
+from bondgrad.probing._row_coupling import RowCoupling
+from bondgrad.probing._sensitivity import Sensitivity
+from bondgrad.probing._smoothness import Smoothness
+from bondgrad.probing._speed import Speed
+from bondgrad.probing._steps import StepLadder
+
+GIVEN = {
+    "name": "fn",
+    "in_features": 4,
+    "out_features": 3,
+    "dtype": "float32",
+    "sample": "200 rows given",
+    "limits": None,
+    "flaky": 0,
+    "left_out": [],
+    "evaluator_given": False,
+    "evaluations": 1234,
+    "calls": 56,
+    "seconds": 2.0,
+}
+
+
+def report(**found):
+    return Report(**GIVEN | found)
+
+
+def quiet(exact=True, moving=False, modules=()):
+    return Randomness(True, exact, moving, [0.0], [0.0], [0.0], 0.0, True, False, list(modules))
+
+
+def noisy(within_a_call=True, by_place=False, modules=(), **source):
+    """Half-widths of 3 and 4: 3.5 in the root mean square."""
+    return Randomness(
+        False, False, False, [1.5, 2.0], [5.0, 5.0], [3.0, 4.0], 0.25, within_a_call, by_place, list(modules), **source
+    )
+
+
+def rounding(floor=1e-7, precision="float32", rough=False, quantum=(None,), half_width=0.0, largest=0.0, **shortcut):
+    return Rounding(floor, precision, rough, "float32", list(quantum), half_width, largest, **shortcut)
+
+
+def ranges(failures=(), failing_rows=0.0, flat=0.0):
+    return Ranges(list(failures), failing_rows, flat, 4, [0, 1, 2, 3])
+
+
+def steps(changes):
+    return StepLadder([0.1, 1.0], [0.0], None, None, None, None, None, None, 1.0, changes)
+
+
+# ---- the verdict
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict"),
+    [
+        ({}, "nothing could be found out"),
+        ({"randomness": quiet()}, "deterministic"),
+        ({"randomness": quiet(moving=True)}, ""),
+        ({"randomness": noisy()}, "noisy device, half-width 4"),
+        ({"randomness": noisy(takes_seed=True)}, "random, half-width 4, but takes a seed"),
+        (
+            {"randomness": noisy(generator="numpy")},
+            "random: noise of half-width 4, drawn from numpy's global generator",
+        ),
+        ({"randomness": noisy(by_place=True)}, "the same noise in every call, by place in the call, half-width 4"),
+        (
+            {"randomness": noisy(by_place=True, takes_seed=True)},
+            "the same noise in every call, by place in the call, half-width 4, though it takes a seed",
+        ),
+        (
+            {"randomness": noisy(modules=["dropout (p = 0.5)", "batch normalisation"], generator="torch")},
+            "random: dropout (p = 0.5) in training mode, drawn from torch's generator",
+        ),
+        ({"randomness": noisy(modules=["dropout (p = 0.5)"])}, "noisy device, half-width 4"),
+        ({"company": RowCoupling(True, 0.1)}, "rows influence one another (something goes over the whole batch)"),
+        ({"company": RowCoupling(False, 0.0), "flaky": 1}, "fails at random"),
+        (
+            {"company": RowCoupling(True, 0.1), "randomness": quiet(modules=["2 layers of batch normalisation"])},
+            "rows influence one another (batch normalisation in training mode), deterministic",
+        ),
+        ({"history": History(True, 0.1, 5, True, 0.1)}, "drifts, remembers earlier questions"),
+        ({"history": History(False, 0.0, 5, False)}, ""),
+        ({"rounding": rounding()}, "float32"),
+        ({"rounding": rounding(), "randomness": noisy()}, "noisy device, half-width 4"),
+        ({"rounding": rounding(), "smoothness": Smoothness("kinks", 1.0, 0.0)}, "with kinks, float32"),
+        ({"rounding": rounding(shortcut=1e-3)}, "float32, but bfloat16 as set here"),
+        ({"rounding": rounding(rough=True), "smoothness": Smoothness("jumps", 0.0, 1.0)}, "rough, float32"),
+        (
+            {
+                "rounding": rounding(quantum=[0.25, None, 0.5], largest=0.5),
+                "smoothness": Smoothness("jumps", 0.0, 1.0),
+            },
+            "quantised in steps of 0.5",
+        ),
+        ({"rounding": rounding(quantum=[0.25, None], largest=0.25)}, "float32"),  # most outputs must be
+        ({"smoothness": Smoothness("unclear", None, 0.0), "flaky": 2}, "fails at random"),
+        ({"steps": steps(False), "ranges": ranges(flat=0.7)}, "constant"),
+        ({"steps": steps(True), "ranges": ranges(flat=0.7)}, "saturated"),
+        ({"ranges": ranges(flat=0.6)}, ""),
+        ({"ranges": ranges(failing_rows=0.1)}, "fails in places"),
+        ({"ranges": ranges([Failure(0, None, None, "NaN")])}, "fails in places"),
+        ({"speed": Speed(1e-3, {1: 1e-3, 8: 8e-3}, None)}, "takes 1.0 ms a row, not vectorised"),
+        ({"speed": Speed(1e-3, {1: 1e-3, 8: 1e-3}, None)}, "takes 1.0 ms a call, vectorised"),
+        ({"speed": Speed(9e-4, {1: 9e-4}, 1)}, "one row at a time"),
+    ],
+)
+def test_verdict(found, verdict):
+    assert report(**found).verdict == (verdict or "nothing could be found out")
+
+
+# ---- sentences
+
+
+@pytest.mark.parametrize(
+    ("finding", "words"),
+    [
+        (quiet(), "Asked again, it gives the same answers to the last bit."),
+        (quiet(exact=False), "Asked again, it gives the same answers up to rounding."),
+        (quiet(moving=True), "Asked again, its answers have no noise, but move on steadily."),
+        (
+            noisy(),
+            "Random: 95 of 100 answers lie within ±3.5 (25 % of the spread, standard deviation 2 at most). No global "
+            "random numbers were found behind it: a device, or a generator of its own.",
+        ),
+        (
+            noisy(within_a_call=False, generator="python", modules=["randomised ReLU"], quiet_in_eval=True),
+            "Random: 95 of 100 answers lie within ±3.5 (25 % of the spread, standard deviation 2 at most). All rows of "
+            "a call share the same noise. It draws from Python's random module: reset that, and it repeats itself. In "
+            "training mode: randomised ReLU. In eval mode, in which BlackBox keeps a module, it repeats itself.",
+        ),
+        (
+            noisy(by_place=True),
+            "Random: 95 of 100 answers lie within ±3.5 (25 % of the spread, standard deviation 2 at most). The same "
+            "noise comes in every call, by place in the call: as if its seed were reset in each.",
+        ),
+        (
+            noisy(by_place=True, takes_seed=True),
+            "Random: 95 of 100 answers lie within ±3.5 (25 % of the spread, standard deviation 2 at most). The same "
+            "noise comes in every call, by place in the call: as if its seed were reset in each. It takes a seed: two "
+            "calls with the same one agree.",
+        ),
+        (rounding(), "Rounding is about 1e-07 of the answers: float32 inside."),
+        (rounding(floor=0.0), "No rounding to be seen: float32."),
+        (rounding(quantum=[0.01], largest=0.01), "Answers come in steps of 0.01 (rounded to decimals)."),
+        (rounding(quantum=[0.02], largest=0.02), "Answers come in steps of 0.02 (quantised)."),
+        (
+            rounding(0.1, rough=True),
+            "Rough: at close points answers differ by about 0.1 of their size, and not by steps.",
+        ),
+        (
+            rounding(0.0, shortcut=1e-4, shortcut_change=0.2),
+            "No rounding to be seen: float32. As things are set here (autocast, TF32), answers change by 0.2 and "
+            "rounding is about 0.0001: TF32 or float16. BlackBox switches that off, unless full_precision=False.",
+        ),
+        (RowCoupling(False, 0.0), "Rows do not influence one another."),
+        (
+            RowCoupling(True, 0.5),
+            "Rows influence one another: other rows in the call change an answer by 50 % of the spread. Differences "
+            "between perturbed rows then mean little.",
+        ),
+        (History(None, 0.0, 2), "Whether it drifts was not looked at."),
+        (History(False, 0.0, 3), "No drift over 3 looks at the same rows. No memory of earlier questions."),
+        (
+            History(True, 0.5, 7, True, 0.25),
+            "It drifts: by 25 % of the spread over 7 looks at the same rows. Both ends of a central difference are "
+            "asked next to each other, so slow drift does little harm. It remembers: the question before changes an "
+            "answer by 50 % of the spread. Give it state=, or snapshot() and restore().",
+        ),
+        (ranges(), "It answered over the whole range of the inputs."),
+        (
+            ranges([Failure(3, 1.0, None, "NaN"), Failure(4, None, 0.0, "infinite")], 0.25, 0.7),
+            "It fails at 25 % of the typical rows. It fails at input 3 above 1: NaN; input 4 below 0: infinite. "
+            "Saturated: over 70 % of the range its outputs hardly change.",
+        ),
+        (
+            Sensitivity([1.0, 3.0, 2.0], []),
+            "Moved by their spread, these change the outputs most (in spreads of theirs): 1 (3), 2 (2), 0 (1).",
+        ),
+        (
+            Sensitivity([1.0, 3.0, 0.0, 2.0], [2]),
+            "Moved by their spread, these change the outputs most (in spreads of "
+            "theirs): 1 (3), 3 (2), 0 (1); least: 2 (0). Dead: input 2.",
+        ),
+        (
+            Sensitivity([1.0], None),
+            "Moved by their spread, these change the outputs most (in spreads of theirs): 0 (1). "
+            "Too noisy or too coarse to say whether any is dead.",
+        ),
+        (Dependence(4, 4, 1.0, None, []), "No structure to be used: every input shares an output with every other."),
+        (
+            Dependence(1, 4, 0.25, (1, 2), []),
+            "4 blocks of one input: 2 evaluations a row for a central gradient instead of 8.",
+        ),
+        (
+            Dependence(2, 4, 0.5, (2, 2), []),
+            "2 blocks of 2 inputs: 4 evaluations a row for a central gradient instead of 8.",
+        ),
+        (
+            Dependence(3, 4, 0.5, None, []),
+            "Outputs depend on 50 % of the inputs; 3 groups move together: 6 evaluations "
+            "a row for a central gradient instead of 8.",
+        ),
+    ],
+)
+def test_words(finding, words):
+    assert finding.words == words
+
+
+def test_long_lists_are_cut():
+    assert Sensitivity([0.0] * 13, list(range(12))).words.endswith("Dead: inputs 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11.")
+    assert Sensitivity([0.0] * 13, list(range(13))).words.endswith("10, 11, ....")
+    failures = [Failure(i, None, None, "NaN") for i in range(9)]
+    assert ranges(failures[:8]).words.endswith("input 7 anywhere: NaN.")
+    assert ranges(failures).words.endswith("input 7 anywhere: NaN; ....")
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "where"),
+    [(None, None, "anywhere"), (0.0, None, "above 0"), (None, -2.5, "below -2.5"), (0.12345, 2.0, "from 0.123 to 2")],
+)
+def test_where_it_fails(low, high, where):
+    assert Failure(7, low, high, "NaN").words == f"input 7 {where}: NaN"
+
+
+def test_all_of_it():
+    text = str(report(speed=Speed(2.0, {1: 2.0}, None), flaky=1, left_out=["Steps: no time"]))
+    assert text.splitlines() == [
+        "fn: fails at random, takes 2.0 s a row",
+        "",
+        "4 inputs (float32) to 3 outputs, 200 rows given; 1,234 evaluations in 56 calls, 2.0 s.",
+        "",
+        "Speed: One row takes 2.0 s.",
+        "Left out: Steps: no time",
+        "",
+        "import bondgrad",
+        "",
+        "box = bondgrad.BlackBox(",
+        "    fn,",
+        "    in_features=4,  # the width of its rows",
+        "    out_features=3,  # the width of its answers",
+        ")",
+        "",
+        "Mind: It fails at random: 1 times in 56 calls, and not when asked again. Let it try again by itself: a call "
+        "that raises ends a training.",
+        "Cost of 1,000 steps of 64 rows: central 596 evaluations a step, 14 days in all (extrapolated); forward 330 "
+        "evaluations a step, 7.6 days in all (extrapolated); simultaneous 197 evaluations a step, 4.6 days in all "
+        "(extrapolated)",
+    ]
+
+
+def test_what_is_not_finite_is_none_in_json():
+    found = report(limits=([-math.inf], [math.nan]), speed=Speed(1.0, {1: 1.0}, None)).as_dict(batch=2, steps=3)
+    assert found["limits"] == [[None], [None]]
+    assert found["speed"]["batches"] == {"1": 1.0}
+    assert (found["cost"]["batch"], found["cost"]["steps"]) == (2, 3)
+
+
+# ---- arguments, and what they cannot set right
+
+
+@pytest.mark.parametrize(
+    ("found", "arguments"),
+    [
+        ({"out_features": 0}, {}),
+        ({"limits": ([0.0, 0.0], [1.0, math.inf])}, {"limits": '(0.0, [1.0, float("inf")])'}),
+        ({"dependence": Dependence(4, 4, 1.0, None, [])}, {}),
+        ({"dependence": Dependence(2, 4, 0.5, (2, 3), [])}, {"structure": "bondgrad.structure.Blocks(2, 3)"}),
+        ({"dependence": Dependence(3, 4, 0.5, None, [])}, {"structure": '"auto"'}),
+        (
+            {"dependence": Dependence(3, 4, 0.5, None, []), "randomness": noisy()},
+            {"structure": '"auto"', "noise": "3.5"},
+        ),
+        (
+            {"dependence": Dependence(2, 4, 0.5, (2, 3), []), "randomness": noisy()},
+            {"structure": "bondgrad.structure.Blocks(2, 3)"},
+        ),
+        ({"speed": Speed(1.0, {1: 1.0}, None)}, {}),
+        ({"speed": Speed(1.0, {1: 1.0}, 1)}, {"evaluator": "bondgrad.evaluators.Local(max_rows=1)"}),
+        ({"speed": Speed(1.0, {1: 1.0}, 7), "evaluator_given": True}, {"evaluator": "evaluator"}),
+    ],
+)
+def test_arguments(found, arguments):
+    made = report(**found)
+    width = {"out_features": "3"} if made.out_features else {}
+    expected = {"in_features": "4"} | width | arguments
+    assert list(made.reasons) == list(expected)
+    for name, value in expected.items():
+        assert f"    {name}={value},  # {made.reasons[name]}\n" in made.code
+
+
+def test_reasons():
+    assert report(speed=Speed(1.0, {1: 1.0}, 1)).reasons["evaluator"] == "it takes one row at a time"
+    given = report(speed=Speed(1.0, {1: 1.0}, 7), evaluator_given=True).reasons["evaluator"]
+    assert given == "the one given, with max_rows=7: it refuses calls with many more rows"
+    assert report(evaluator_given=True).reasons["evaluator"] == "the one given"
+    saving = report(dependence=Dependence(3, 2000, 0.5, None, [])).reasons["structure"]
+    assert saving == "6 evaluations a row instead of 4,000"
+
+
+@pytest.mark.parametrize(
+    ("found", "noise"),
+    [
+        ({}, None),
+        ({"randomness": quiet()}, None),
+        ({"randomness": noisy()}, ("3.5", "measured: 95 of 100 answers lie within it")),
+        ({"randomness": noisy(quiet_in_eval=True)}, None),
+        ({"rounding": rounding()}, None),
+        (
+            {"rounding": rounding(precision="bfloat16", half_width=0.125)},
+            ("0.12", "it computes in bfloat16, coarser than the float32 that it returns"),
+        ),
+        ({"rounding": rounding(rough=True, half_width=0.5)}, ("0.5", "it is as rough as that")),
+        ({"rounding": rounding(half_width=0.5, largest=1.0)}, ("0.5", "half a step of its quantised answers")),
+        (
+            {"randomness": noisy(), "rounding": rounding(half_width=0.5)},
+            ("3.5", "measured: 95 of 100 answers lie within it"),
+        ),
+    ],
+)
+def test_noise(found, noise):
+    assert choose_noise(report(**found)) == noise
+
+
+@pytest.mark.parametrize(
+    ("found", "warned"),
+    [
+        ({}, ""),
+        ({"flaky": 3}, "3 times in 56 calls"),
+        ({"randomness": quiet(modules=["a", "b"])}, "so a and b will not be"),
+        ({"company": RowCoupling(True, 1.0)}, "they will mix"),
+        ({"company": RowCoupling(False, 0.0)}, ""),
+        ({"company": RowCoupling(True, 1.0), "randomness": quiet(modules=["a"])}, "so a will not be"),
+        ({"randomness": noisy()}, ""),
+        ({"randomness": noisy(generator="torch")}, "parameter `seed`"),
+        ({"randomness": noisy(by_place=True)}, "parameter `seed`"),
+        ({"randomness": noisy(generator="torch", quiet_in_eval=True)}, ""),
+        ({"randomness": noisy(by_place=True, takes_seed=True)}, ""),
+        ({"history": History(True, 0.1)}, "give it a state"),
+        ({"history": History(False, 0.0)}, ""),
+        ({"sensitivity": Sensitivity([0.0] * 4, [1, 2])}, "2 inputs move nothing"),
+        ({"sensitivity": Sensitivity([0.0] * 4, [0, 1, 2, 3])}, ""),
+        ({"sensitivity": Sensitivity([0.0] * 4, None)}, ""),
+        ({"sensitivity": Sensitivity([0.0] * 4, [])}, ""),
+    ],
+)
+def test_warnings(found, warned):
+    warnings = report(**found).warnings
+    assert len(warnings) == bool(warned)
+    assert warned in " ".join(warnings)
+
+
+# ---- cost
+
+
+def test_cost_of_a_box_that_takes_a_second_a_row():
+    """Of 100 steps of 10 rows; 4 of 100 evaluations go into trials, of 16 rows or of all."""
+    costs = report(speed=Speed(1.0, {1: 1.0, 8: 8.0}, None)).cost(batch=10, steps=100)
+    assert [costs[name].evaluations for name in ("central", "forward", "simultaneous")] == [93, 52, 31]
+    seconds = [10 * (1 + 1.04 * moved) for moved in (8, 4, 2)]
+    assert [costs[name].seconds for name in ("central", "forward", "simultaneous")] == pytest.approx(seconds)
+    assert costs["central"].hours == pytest.approx(100 * seconds[0] / 3600)
+    assert costs["central"].extrapolated
+
+
+def test_cost_by_groups_and_without_speed():
+    costs = report(dependence=Dependence(2, 4, 0.5, (2, 2), [])).cost(batch=100)
+    assert [costs[name].evaluations for name in ("central", "forward", "simultaneous")] == [516, 308, 308]
+    assert (costs["central"].seconds, costs["central"].hours, costs["central"].extrapolated) == (None, None, False)
