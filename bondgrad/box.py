@@ -148,7 +148,8 @@ class BlackBox(Layer):
         contexts = context_rows(context, batch)
         # Differences need at least single precision, whatever the network around the box runs in.
         rows = x if x.ndim == 2 and not in_time else x.reshape(batch.numel(), -1).contiguous()
-        rows = rows.to(torch.promote_types(x.dtype, torch.float32))
+        if x.dtype.itemsize < 4:
+            rows = rows.float()
         autocast = None if self.full_precision else autocast_dtype(x)
         if not operators.needed():
             y = self._attached(rows, contexts, autocast)

@@ -27,7 +27,9 @@ def arithmetic(full: bool, device: torch.device, autocast: torch.dtype | None) -
         changes += [_full_float32] if _full_float32.needed() else []
     elif autocast is not None or torch.is_autocast_enabled(device.type):
         changes.append(torch.autocast(device.type, dtype=autocast, enabled=autocast is not None))
-    return changes[0] if len(changes) == 1 else all_of(changes)
+    if len(changes) > 1:
+        return all_of(changes)
+    return changes[0] if changes else contextlib.nullcontext()  # as nearly always
 
 
 @contextlib.contextmanager
