@@ -37,15 +37,20 @@ def test_autocast_of_other_devices_is_off_in_full_precision_only():
             assert torch.is_autocast_enabled("cuda") == torch.cuda.is_available()
 
 
-@pytest.fixture
-def settings():
-    """Those of the process, as they are by default afterwards."""
-    yield torch.backends.mkldnn
+def set_defaults():
+    torch.backends.cudnn.allow_tf32 = True
+    torch.set_float32_matmul_precision("highest")  # which writes to the settings below
     torch.backends.mkldnn.fp32_precision = "none"
     for kind in (torch.backends.mkldnn.matmul, torch.backends.mkldnn.conv, torch.backends.mkldnn.rnn):
         kind.fp32_precision = "none"
-    torch.backends.cudnn.allow_tf32 = True
-    torch.set_float32_matmul_precision("highest")
+
+
+@pytest.fixture
+def settings():
+    """The settings of the process, which have their defaults before and after the test."""
+    set_defaults()
+    yield torch.backends.mkldnn
+    set_defaults()
 
 
 def test_a_setting_that_was_inherited_is_inherited_again(settings):
