@@ -256,7 +256,7 @@ class BlackBox(Layer):
 
         For policies that measure noise; NaN until they have. Of rows scaled to norm 1, before that.
         """
-        return standard_error(self.parts(), self.structure, self.policy_state, self.trace.last, step)
+        return standard_error(self.parts(), self.policy_state, self.trace.last, step)
 
     def register_step_hook(self, hook: "Callable[[BlackBox, Step], None]") -> RemovableHandle:
         """Call hook(box, step) after every backward pass; `.remove()` on what this returns ends it."""

@@ -11,7 +11,6 @@ from bondgrad.policies import Batch, MeasuringPolicy, Observation, Policy, State
 from bondgrad.step._neighbourhood import Neighbourhood, perturbations
 from bondgrad.step._records import HostChanges, Step, StepInputs, StepResult, TrialResult
 from bondgrad.step._trials import TrialRows, half_width, result_of, trial_due
-from bondgrad.structure import Structure
 from bondgrad.structure.discovery._tracker import Discovery
 from bondgrad.torch_support import _device as device
 
@@ -25,12 +24,13 @@ def take_step(step: StepInputs) -> StepResult:
     box = Neighbourhood(step.parts, step.x, step.y, step.context, step.forward.states)
     batch = rows_of(step)
     discovery = search_structure(step, box)
-    structure = step.structure if discovery is None else discovery.structure
-    start = prepare(step, box, structure, batch)
+    if discovery is not None:
+        box.structure = discovery.structure
+    start = prepare(step, box, batch)
 
     steps = policy.steps(start.state, batch, estimator.draws, start.noise)
     delta = perturbations(batch.x, steps.size, steps.sign, policy.least_ulps)  # [n, B·T, d]
-    slopes = box.slopes(structure, step.gy, shaped(delta, delta.shape[:1] + step.x.shape))  # [B, W]
+    slopes = box.slopes(step.gy, shaped(delta, delta.shape[:1] + step.x.shape))  # [B, W]
     g = shaped(usable(slopes, step.gy), batch.x.shape)  # [B·T, d]
 
     trial = start.rows.trial(steps, slopes) if start.rows is not None else None
@@ -38,13 +38,12 @@ def take_step(step: StepInputs) -> StepResult:
     if estimator.normalize_rows:
         g = normalized(g) * step.forward.part.ranks  # of which the wrappers leave one share
     g = shaped(g, step.x.shape)
+    failures = [count for counts in box.failures.values() for count in counts]
     return StepResult(
         g=g,
-        changes=HostChanges(
-            steps, seen_by_hooks(step, structure, g), step.forward.training, box.evaluations["gradient"]
-        ),
+        changes=HostChanges(steps, seen_by_hooks(step, g), step.forward.training, box.evaluations["gradient"]),
         generator=batch.generator,
-        failures=torch.stack(box.failures).sum() if box.failures else None,
+        failures=torch.stack(failures).sum() if failures else None,
         state=state,
         summary=summary,
         discovery=discovery,
@@ -101,7 +100,7 @@ class Start(NamedTuple):
     eval_start: State | None = None
 
 
-def prepare(step: StepInputs, box: Neighbourhood, structure: Structure, batch: Batch) -> Start:
+def prepare(step: StepInputs, box: Neighbourhood, batch: Batch) -> Start:
     """Find a first step for a policy that needs one, or measure the noise for one that asks for it."""
     policy, training = step.parts.policy, step.forward.training
     start = Start(step.state, assumed_noise(step, step.schedule.noise), eval_start=step.eval_start)
@@ -112,7 +111,7 @@ def prepare(step: StepInputs, box: Neighbourhood, structure: Structure, batch: B
     if begins and step.capturing:
         raise BoxError("a policy that measures its steps has to run once before it is captured: use GraphedStep")
     trying = training and not step.capturing and trial_due(policy, step.noise, step.schedule)
-    rows = TrialRows(step, box, structure, batch) if begins or trying else None
+    rows = TrialRows(step, box, batch) if begins or trying else None
     if rows is None or len(rows.live) == 0:  # the loss asks for no gradient
         return start
     if measuring is not None and begins:
@@ -161,10 +160,10 @@ def normalized(g: Tensor) -> Tensor:
     return torch.nn.functional.normalize(g, dim=1)
 
 
-def seen_by_hooks(step: StepInputs, structure: Structure, g: Tensor) -> Step:
+def seen_by_hooks(step: StepInputs, g: Tensor) -> Step:
     """The step for hooks; of sequences with a dimension for time."""
     seen = Step(step.x, step.gy, g)
-    if not structure.in_time:
+    if not step.parts.structure.in_time:
         return seen
     batch, width = step.x.shape
     return Step(*(t.reshape(batch, width // step.parts.in_features, -1) for t in seen))

@@ -10,7 +10,7 @@ from bondgrad.calling._memory import ExplicitState, InternalState, StateRecorder
 from bondgrad.errors import BoxError
 from bondgrad.evaluators import Request
 from bondgrad.step._records import Parts, StatesByStart
-from bondgrad.structure import Sequence, Structure
+from bondgrad.structure import Sequence
 from bondgrad.torch_support._checkpoint import in_backward
 from bondgrad.torch_support._precision import arithmetic
 
@@ -19,12 +19,10 @@ class ForwardInputs(NamedTuple):
     """Everything that a forward pass works with."""
 
     parts: Parts
-    structure: Structure
     x: Tensor  # [B, d], or [B, T·d] for sequences
     context: tuple[Tensor, ...]  # [B, ...] each
     training: bool
     graded: bool  # whether a gradient may be asked for later
-    full_precision: bool
     autocast: torch.dtype | None  # for a box that does not run in full precision
 
 
@@ -37,7 +35,7 @@ def evaluate(call: ForwardInputs) -> tuple[Tensor, StatesByStart]:
         call = call._replace(x=rows[0] if parts.limits is None else parts.limits.clamped(rows[0]), context=rows[1:])
     known = function.out_features, function.interfaces
     try:
-        with arithmetic(call.full_precision, where, call.autocast):
+        with arithmetic(parts.full_precision, where, call.autocast):
             y, states = _answer(call)
             return y.to(x.device, copy=True), states
     except BaseException:
@@ -96,7 +94,7 @@ def _ask_from_explicit_state(
     call: ForwardInputs, memory: ExplicitState, seed: int | None
 ) -> tuple[Tensor, StatesByStart]:
     """A box that is given its state; in pieces, where evaluations of the backward pass can start in the middle."""
-    x, d, structure = call.x, call.parts.in_features, call.structure
+    x, d, structure = call.x, call.parts.in_features, call.parts.structure
     rows, time = x.shape[0], x.shape[1] // d
     before = memory.before(rows, call.training, x.device)
     starts = [0]

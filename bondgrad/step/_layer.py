@@ -94,9 +94,7 @@ class Layer(nn.Module):
 
         Inside an activation checkpoint the answer is kept, and given again when the forward pass is run again.
         """
-        call = ForwardInputs(
-            self.parts(), self.structure, x, context, self.training, graded, self.full_precision, autocast
-        )
+        call = ForwardInputs(self.parts(), x, context, self.training, graded, autocast)
         parameters = self.function.tensors.parameters() if graded else None
 
         def ask(learns: bool) -> tuple[Tensor, ForwardRecord]:
@@ -121,9 +119,11 @@ class Layer(nn.Module):
             self.driver,
             self._estimator,
             self._policy,
+            self.structure,
             self.limits,
             self.memory,
             None if self.function.seed_position is None else self._next_seed,
+            self.full_precision,
         )
 
     def _next_seed(self) -> int:
@@ -164,7 +164,6 @@ class Layer(nn.Module):
             context=context,
             state=policy_state.read(x.device),
             generator=random.on(x.device) if capturing else random.fork(x.device),
-            structure=self.structure,
             tracker=self.tracker,
             schedule=policy_state.schedule,
             noise=self.noise,

@@ -16,7 +16,6 @@ from bondgrad.estimators import Evaluate, Site
 from bondgrad.evaluators import Request
 from bondgrad.evaluators._evaluator import Purpose
 from bondgrad.step._records import Parts, StatesByStart
-from bondgrad.structure import Structure
 from bondgrad.structure.discovery._search_batch import SearchBatch
 from bondgrad.torch_support import _device as device
 
@@ -38,6 +37,7 @@ class Neighbourhood:
         self, parts: Parts, x: Tensor, y: Tensor, context: tuple[Tensor, ...] = (), states: StatesByStart = ()
     ) -> None:
         self.parts, self.x, self.y, self.context = parts, x, y, context
+        self.structure = parts.structure  # or as a search has found it since
         self.states = states or ((0, ()),)
         self.whole = isinstance(parts.memory, InternalState)  # whether all rows go together
         # The state of a box that is given it, by the time step at which it can start.
@@ -46,7 +46,8 @@ class Neighbourhood:
         self.high: Tensor | None = None
         if parts.limits is not None:
             self.low, self.high = parts.limits.like(x)
-        self.failures: list[Tensor] = []  # numbers of evaluations for a gradient that were not finite
+        # Numbers of evaluations for a gradient that were not finite, by the time step at which they start.
+        self.failures: dict[int, list[Tensor]] = {}
         self.errors: list[Exception] = []  # that the box raised in trials
         self.evaluations: defaultdict[Purpose, int] = defaultdict(int)
 
@@ -110,27 +111,29 @@ class Neighbourhood:
 
     # ---- gradients
 
-    def slopes(self, structure: Structure, gy: Tensor, delta: Tensor) -> Tensor:
+    def slopes(self, gy: Tensor, delta: Tensor) -> Tensor:
         """The gradient [B, W] for gy [B, W_out], with perturbations [n, B, W], before any scaling of its rows.
 
         Not finite where no evaluation says anything about an entry.
         """
 
         def evaluate_from(start: int) -> Evaluate:
+            failures = self.failures[start] = []  # those of an attempt that ended for lack of memory do not count
+
             def evaluate(points: Tensor, rows: slice) -> tuple[Tensor, Tensor | None]:
                 y = self.ask(points, rows, "gradient", start)
                 # A sum is finite only if all its terms are, which spares the closer look.
                 if device.reading_is_free(y.device) and math.isfinite(y.sum()):
                     return y, None
                 ok = torch.isfinite(torch.linalg.vector_norm(y, math.inf, dim=-1))  # one pass over y
-                self.failures.append(ok.numel() - ok.sum())
+                failures.append(ok.numel() - ok.sum())
                 return y, ok
 
             return evaluate
 
-        return self._estimate(structure, gy, delta, evaluate_from)
+        return self._estimate(gy, delta, evaluate_from)
 
-    def trial_slopes(self, structure: Structure, gy: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+    def trial_slopes(self, gy: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
         """As `slopes`; and [B, W] which of them had all their evaluations. A box that raises gives no answer."""
         answers: dict[int, list[Tensor]] = {}
 
@@ -148,7 +151,7 @@ class Neighbourhood:
 
             return evaluate
 
-        slopes = self._estimate(structure, gy, delta, asking_from)
+        slopes = self._estimate(gy, delta, asking_from)
         sound = torch.isfinite(slopes)
         if bool(sound.all()):
             return slopes, sound
@@ -162,29 +165,25 @@ class Neighbourhood:
 
             return evaluate
 
-        return self._estimate(structure, gy, delta, repeating_from), sound
+        return self._estimate(gy, delta, repeating_from), sound
 
-    def _estimate(
-        self, structure: Structure, gy: Tensor, delta: Tensor, evaluate_from: Callable[[int], Evaluate]
-    ) -> Tensor:
+    def _estimate(self, gy: Tensor, delta: Tensor, evaluate_from: Callable[[int], Evaluate]) -> Tensor:
         """The estimator's work: for every time step at which evaluations start, with the box from there on."""
         estimator, x, y, d = self.parts.estimator, self.x, self.y, self.parts.in_features
         time = x.shape[1] // d
         d_out = y.shape[1] // time
-        structure.check(d, d_out)  # a pattern may have been loaded for another box
+        self.structure.check(d, d_out)  # a pattern may have been loaded for another box
         g: Tensor | None = None
         starts = [0] if estimator.together else [start for start, _ in self.states]
-        for start, groups in structure.windows(d, d_out, time, starts):
+        for start, groups in self.structure.windows(d, d_out, time, starts):
             at, out = start * d, start * d_out
             site = Site(x, y, gy, delta, self.low, self.high, groups, self.whole)
             if start > 0:
                 low, high = (None if limit is None else limit[at:] for limit in (self.low, self.high))
                 site = Site(x[:, at:], y[:, out:], gy[:, out:], delta[:, :, at:], low, high, groups, self.whole)
             wanted = x.shape[0] * estimator.evaluations(x.shape[1] if groups is None else groups.count)
-            failures_before = len(self.failures)
 
-            def work(site: Site = site, start: int = start, wanted: int = wanted, n: int = failures_before) -> Tensor:
-                del self.failures[n:]  # of an attempt that ended for lack of memory
+            def work(site: Site = site, start: int = start, wanted: int = wanted) -> Tensor:
                 return estimator.vjp(site, evaluate_from(start), self._portion(start, wanted))
 
             part = self.run(work).to(x.dtype)
@@ -203,14 +202,14 @@ class Neighbourhood:
         if not self.whole:
             states = tuple((start, tuple(t[which] for t in state)) for start, state in states)
         part = Neighbourhood(self.parts, self.x[which], self.y[which], tuple(t[which] for t in self.context), states)
-        part.evaluations, part.errors = self.evaluations, self.errors
+        part.structure, part.evaluations, part.errors = self.structure, self.evaluations, self.errors
         return part
 
-    def output_norm(self, structure: Structure, gy: Tensor) -> Tensor:
+    def output_norm(self, gy: Tensor) -> Tensor:
         """The norm of the loss's gradient gy [B, W_out] at the outputs that depend on an input: [B, W], or [B, 1]."""
         d = self.parts.in_features
         time = self.x.shape[1] // d
-        groups = structure.windows(d, gy.shape[1] // time, time, [0])[0].groups
+        groups = self.structure.windows(d, gy.shape[1] // time, time, [0])[0].groups
         # Relative to the largest, lest the squares over- or underflow.
         largest = gy.abs().amax(1, keepdim=True).clamp_min(torch.finfo(gy.dtype).tiny)
         square = (gy / largest).square()

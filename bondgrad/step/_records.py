@@ -30,9 +30,11 @@ class Parts(NamedTuple):
     driver: Driver
     estimator: Estimator
     policy: Policy
+    structure: Structure  # as far as it is known
     limits: Limits | None
     memory: Memory | None
     next_seed: Callable[[], int] | None  # for the next calls of a box that takes one; None: it takes none
+    full_precision: bool  # whether the box runs without autocast, TF32 and other shortcuts of float32
 
 
 class ForwardRecord(NamedTuple):
@@ -57,7 +59,6 @@ class StepInputs(NamedTuple):
     context: tuple[Tensor, ...]  # [B, ...] each
     state: State  # the policy's
     generator: torch.Generator  # of all random numbers of the step
-    structure: Structure
     tracker: StructureTracker | None  # where the structure is found out
     schedule: Schedule  # of trials
     noise: float | str | None  # as it was given to the layer

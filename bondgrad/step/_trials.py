@@ -15,7 +15,6 @@ from bondgrad.step._health import HealthReport, examine
 from bondgrad.step._neighbourhood import Neighbourhood, perturbations
 from bondgrad.step._records import Parts, Step, StepInputs, TrialResult
 from bondgrad.step._state import PolicyState, Schedule
-from bondgrad.structure import Structure
 
 
 @dataclass(frozen=True)
@@ -63,12 +62,11 @@ class TrialRows:
     Args:
         step: The training step.
         box: The box near the whole batch.
-        structure: Which inputs move together.
         batch: The rows of all time steps.
     """
 
-    def __init__(self, step: StepInputs, box: Neighbourhood, structure: Structure, batch: Batch) -> None:
-        self.box, self.structure, self.gy = box, structure, step.gy
+    def __init__(self, step: StepInputs, box: Neighbourhood, batch: Batch) -> None:
+        self.box, self.gy = box, step.gy
         # Where the loss has no gradient nothing can be learnt; so it is with all but the last step of a sequence.
         self.live = (torch.isfinite(step.gy).all(1) & (step.gy != 0).any(1)).nonzero().squeeze(1)
         self.answered = False  # whether the box gave any answer when a first step was looked for
@@ -124,12 +122,12 @@ class RowSubset:
         most = max(1, min(wanted * d // width, batch // SETTINGS.batch_part))
         count = batch if box.whole else min(len(live), most)
         self.which = live[torch.arange(count, device=live.device) * len(live) // count]
-        self.box, self.structure = box.subset(self.which), rows.structure
+        self.box = box.subset(self.which)
         gy = rows.gy[self.which]
         self.size = gy.abs().amax(1, keepdim=True)  # [r, 1], taken out first, lest squares overflow
         self.gy = gy / self.size  # not finite where gy is zero: nothing can be learnt there
         self.x = self.box.x.reshape(-1, d)  # [r, d]
-        self.norm = self.box.output_norm(self.structure, self.gy)
+        self.norm = self.box.output_norm(self.gy)
 
     def of(self, t: Tensor) -> Tensor:
         """Of something about all rows, [n, B·T, d]: [n, r, d]."""
@@ -155,7 +153,7 @@ class RowSubset:
         """At steps of that size [n, r, d]: [r, d], and which of them had all their evaluations."""
         delta = perturbations(self.x, size, sign, self.box.parts.policy.least_ulps)
         delta = delta.view(len(delta), *self.box.x.shape)
-        slopes, sound = self.box.trial_slopes(self.structure, self.gy, delta)
+        slopes, sound = self.box.trial_slopes(self.gy, delta)
         return self.scaled(slopes), sound.view(self.x.shape)
 
 
@@ -181,9 +179,7 @@ def measured_noise(report: HealthReport, before: float, seeded: bool) -> float:
     return before if not math.isfinite(noise) or 1 / change < noise / (before or math.inf) < change else noise
 
 
-def standard_error(
-    parts: Parts, structure: Structure, policy_state: PolicyState, last: Steps | None, seen: Step
-) -> Tensor:
+def standard_error(parts: Parts, policy_state: PolicyState, last: Steps | None, seen: Step) -> Tensor:
     """See `BlackBox.standard_error`."""
     policy = parts.policy
     if last is None or not isinstance(policy, MeasuringPolicy):
@@ -194,5 +190,5 @@ def standard_error(
         size = (torch.minimum(seen.x + size, high) - torch.maximum(seen.x - size, low)) / 2
     error = policy.standard_error(policy_state.read(seen.x.device), size)
     x, gy = seen.x.flatten(1), seen.gy.flatten(1)  # [B, W] and [B, W_out], of sequences too
-    norm = Neighbourhood(parts, x, gy).output_norm(structure, gy)
+    norm = Neighbourhood(parts, x, gy).output_norm(gy)
     return (error.flatten(1) * norm).view(seen.x.shape)

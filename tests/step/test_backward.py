@@ -77,7 +77,7 @@ def step_of(layer, x, gy, forward):
     """The record that a layer gives to `take_step`."""
     state = layer.policy_state
     generator, noise = torch.Generator().manual_seed(0), None
-    rest = (state.read(x.device), generator, layer.structure, layer.tracker, state.schedule, noise, None, False)
+    rest = (state.read(x.device), generator, layer.tracker, state.schedule, noise, None, False)
     return StepInputs(layer.parts(), forward, x, layer(x), gy, (), *rest)
 
 
@@ -137,6 +137,6 @@ def test_the_noise_at_the_start_is_that_of_slopes_over_a_step_of_one(estimator, 
     x, gy = torch.randn(32, 3, generator=generator), torch.randn(32, 5000, generator=generator)
     step = step_of(layer, x, gy, ForwardRecord(True))
     box = Neighbourhood(step.parts, step.x, step.y)
-    start = TrialRows(step, box, step.structure, rows_of(step)).starting_point()
+    start = TrialRows(step, box, rows_of(step)).starting_point()
     assert float(start.noise) == pytest.approx(0.1**2 * gain, rel=0.05)
     assert box.evaluations == {"trial": 8}  # rows that were asked about once more

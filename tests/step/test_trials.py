@@ -22,7 +22,7 @@ def square(x):
 def trial_rows(layer, x, gy):
     step = step_of(layer, x, gy, ForwardRecord(True))
     box = Neighbourhood(step.parts, step.x, step.y)
-    return step, box, TrialRows(step, box, step.structure, rows_of(step))
+    return step, box, TrialRows(step, box, rows_of(step))
 
 
 def steps_of(size, x, sign=1.0):
@@ -81,11 +81,11 @@ def test_steps_reach_no_further_than_a_quarter_of_what_limits_leave():
 
 def test_the_norm_of_the_losss_gradient_is_that_at_outputs_that_depend_on_an_input():
     gy = torch.tensor([[3.0, 4.0], [0.0, 0.0], [3e30, 4e30]])
-    dense = BlackBox(square, 2)
-    box = Neighbourhood(dense.parts(), torch.zeros(3, 2), torch.zeros(3, 2))
-    assert box.output_norm(dense.structure, gy).flatten().tolist() == pytest.approx([5, 0, 5e30])
+    box = Neighbourhood(BlackBox(square, 2).parts(), torch.zeros(3, 2), torch.zeros(3, 2))
+    assert box.output_norm(gy).flatten().tolist() == pytest.approx([5, 0, 5e30])
     sparse = BlackBox(square, 2, structure=torch.tensor([[True, False], [True, True]]))
-    found = box.output_norm(sparse.structure, gy)
+    box = Neighbourhood(sparse.parts(), torch.zeros(3, 2), torch.zeros(3, 2))
+    found = box.output_norm(gy)
     assert found.tolist() == [pytest.approx(row) for row in ([5, 4], [0, 0], [5e30, 4e30])]
 
 
@@ -95,7 +95,7 @@ def test_of_sequences_whole_ones_are_used_and_their_time_steps_count_as_rows():
     x, gy = torch.randn(40, 20), torch.randn(40, 20)
     step = step_of_sequences(layer, x, gy)
     box = Neighbourhood(step.parts, step.x, step.y)
-    rows = RowSubset(TrialRows(step, box, step.structure, rows_of(step)), 16)
+    rows = RowSubset(TrialRows(step, box, rows_of(step)), 16)
     assert rows.which.tolist() == [0]  # sixteen rows are one and a half sequences
     assert rows.x.shape == (10, 2)
     values = torch.arange(800.0).view(1, 400, 2)
