@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bondgrad.box import BlackBox
 from bondgrad.calling._modules import in_eval_mode
-from bondgrad.evaluators import Driver, Evaluator, Local, Request
+from bondgrad.evaluators import Driver, Evaluator, Local
 from bondgrad.measuring._no_trace import no_trace
 
 ROWS_AT_ONCE = 8192  # rows in one call of the box, so that memory does not grow with the budget
@@ -51,9 +51,8 @@ class GradientSampler:
     def outputs(self, x: Tensor, context: tuple[Tensor, ...]) -> Tensor:
         """The box at rows x [N, d]: [N, d_out], NaN where an output is not finite."""
         self._rows += len(x)
-        request = Request(self._call, x, context, purpose="probe")
         with torch.no_grad():
-            y = self._driver.run(lambda: self._driver.ask(request))
+            y = self._driver.run(lambda: self._driver.ask(self._call, x, context, purpose="probe"))
         return torch.where(torch.isfinite(y), y, math.nan)
 
     def gradients(self, x: Tensor, context: tuple[Tensor, ...], gy: Tensor, generator: torch.Generator) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bondgrad.errors import BoxError
-from bondgrad.evaluators._evaluator import Evaluator, Request
+from bondgrad.evaluators._evaluator import Evaluator, Purpose, Request
 
 T = TypeVar("T")
 
@@ -46,21 +46,35 @@ class Driver:
         self._rows = rows if self.max_rows is None else min(rows, self.max_rows)
         return self._rows
 
-    def ask(self, request: Request) -> Tensor:
-        """The outputs [N, d_out] of a request of any size; NaN where none came."""
-        n, most = request.points.shape[0], self.max_rows
+    def ask(
+        self,
+        function: Callable[..., Tensor],
+        points: Tensor,
+        context: tuple[Tensor, ...] = (),
+        pairs: bool = False,
+        seed: int | None = None,
+        purpose: Purpose = "base",
+        whole: bool = False,
+    ) -> Tensor:
+        """The outputs [N, d_out] at any number of points [N, d], in as many requests as it takes; NaN where none came.
+
+        The arguments are those of `Request`.
+        """
+        n, most = points.shape[0], self.max_rows
         size = self._rows = n if most is None else min(n, most)
         if size == n:
-            return self._answer(request)
-        if request.pairs and size > 1:
+            return self._answer(Request(function, points, context, pairs, seed, purpose, self.requests, whole))
+        if pairs and size > 1:
             size -= size % 2
-        first = self._answer(_rows_of(request, slice(size)))
-        # Copied at once: a box may answer every call in the same buffer.
-        y = first.new_empty(n, first.shape[1])
-        y[:size] = first
-        for start in range(size, n, size):
+        y: Tensor | None = None
+        for start in range(0, n, size):
             part = slice(start, start + size)
-            y[part] = self._answer(_rows_of(request, part))
+            nearby = tuple(c[part] for c in context)
+            answer = self._answer(Request(function, points[part], nearby, pairs, seed, purpose, self.requests, whole))
+            # Copied at once: a box may answer every call in the same buffer.
+            y = answer.new_empty(n, answer.shape[1]) if y is None else y
+            y[part] = answer
+        assert y is not None
         return y
 
     def run(self, work: Callable[[], T]) -> T:
@@ -74,8 +88,8 @@ class Driver:
                 self._halve(error)
 
     def _answer(self, request: Request) -> Tensor:
-        number, self.requests = self.requests, self.requests + 1  # one that fails had its number, too
-        answer = self.evaluator.evaluate(request._replace(number=number))
+        self.requests += 1  # before the evaluation: one that fails had its number, too
+        answer = self.evaluator.evaluate(request)
         y, ok, rows = answer.y, answer.ok, request.points.shape[0]
         if y.ndim != 2 or y.shape[0] != rows or (ok is not None and (ok.shape != (rows,) or ok.dtype != torch.bool)):
             also = "" if ok is None else f" with ok {list(ok.shape)} of {ok.dtype}"
@@ -96,10 +110,6 @@ class Driver:
                 "if need be. Pass evaluator=Local(max_rows=...) to start there.",
                 stacklevel=2,
             )
-
-
-def _rows_of(request: Request, part: slice) -> Request:
-    return request._replace(points=request.points[part], context=tuple(c[part] for c in request.context))
 
 
 def is_out_of_memory(error: BaseException) -> bool:

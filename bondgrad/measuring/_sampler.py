@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from bondgrad.calling._function import RowFunction
 from bondgrad.calling._limits import Limits
 from bondgrad.calling._state_form import snapshot_owner
-from bondgrad.evaluators import Driver, Evaluator, Local, Request
+from bondgrad.evaluators import Driver, Evaluator, Local
 from bondgrad.measuring._fault_tolerant_caller import FaultTolerantCaller
 from bondgrad.measuring._moves import one_input_moved
 from bondgrad.measuring._spread import Spread
@@ -180,13 +180,12 @@ class Sampler:
         seed = self.calls if self.seed is None and self._needs_seed else self.seed
         made = self.realise(points).to(self.device, self.dtype)  # a copy: a box may write into what it is given
         nearby = tuple(c[rows.to(c.device)] for c in self._context)
-        request = Request(self.function, made, nearby, seed=seed, purpose="probe")
         default = contextlib.nullcontext() if self._default_device.type == "cpu" else self._default_device
         evaluations, calls, inside = self.function.evaluations, self.function.calls, self.function.seconds
         start = time.perf_counter()
         try:
             with arithmetic(self.full_precision, self.device, self._autocast), default:
-                y = self._driver.ask(request).double().cpu().clone()
+                y = self._driver.ask(self.function, made, nearby, seed=seed, purpose="probe").double().cpu().clone()
         finally:  # an evaluator may call the box elsewhere, where its own counters are not seen
             self.evaluations += max(len(points), self.function.evaluations - evaluations)
             self.calls += max(1, self.function.calls - calls)

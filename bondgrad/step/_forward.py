@@ -8,7 +8,6 @@ from torch import Tensor
 
 from bondgrad.calling._memory import ExplicitState, InternalState, StateRecorder
 from bondgrad.errors import BoxError
-from bondgrad.evaluators import Request
 from bondgrad.step._records import Parts, StatesByStart
 from bondgrad.structure import Sequence
 from bondgrad.torch_support._checkpoint import in_backward
@@ -27,7 +26,7 @@ class ForwardInputs(NamedTuple):
 
 
 def evaluate(call: ForwardInputs) -> tuple[Tensor, StatesByStart]:
-    """The box at x itself, [B, d_out] in memory of its own; and what it remembered before."""
+    """The outputs of the box at x, [B, d_out] in new memory, and the states from which it started."""
     parts, function, x = call.parts, call.parts.function, call.x
     where = function.compute_device(x.device)
     rows = (x, *call.context) if where == x.device else tuple(t.to(where) for t in (x, *call.context))
@@ -67,7 +66,7 @@ def _ask(
         # Copies, since the function may write into its arguments.
         points = x.clone(memory_format=torch.contiguous_format)
         beside = tuple(t.clone() for t in context) if context else ()
-        return driver.ask(Request(function, points, beside, seed=seed, whole=whole))
+        return driver.ask(function, points, beside, seed=seed, whole=whole)
 
     return work() if isinstance(call.parts.memory, InternalState) else driver.run(work)
 

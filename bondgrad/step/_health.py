@@ -1,4 +1,4 @@
-"""Whether all is well with a box that is being trained through, as far as trials tell."""
+"""The health of a box during training, as trials show it: noise, weak or dead signals, and warnings about them."""
 
 import math
 import warnings
@@ -27,7 +27,7 @@ SETTINGS = HealthSettings()
 
 
 class HealthReport(NamedTuple):
-    """What one trial says of the box."""
+    """What one trial shows about the box."""
 
     alike: bool  # whether it gave the same answers to the same questions
     noise: float  # standard deviation of its answers to them
@@ -39,7 +39,7 @@ class HealthReport(NamedTuple):
 
 
 def examine(trial: StepTrial, y: Tensor) -> HealthReport:
-    """What a trial says. Looks at values, so that it waits for the device.
+    """The report of one trial. Reading its numbers waits for the device.
 
     Args:
         trial: What was measured.
@@ -75,7 +75,7 @@ def examine(trial: StepTrial, y: Tensor) -> HealthReport:
 
 
 class HealthMonitor:
-    """Watches trials, and says once what is wrong. Not part of a layer's state."""
+    """Compares the reports of trials, and warns once of each thing that is wrong. It is not a part of the saved state."""
 
     def __init__(self) -> None:
         self.last: HealthReport | None = None
@@ -83,11 +83,11 @@ class HealthMonitor:
         self._said: set[str] = set()
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy begins anew."""
+        """The state of a new monitor: copies of a layer begin to watch anew."""
         return HealthMonitor().__dict__
 
     def watch(self, now: HealthReport) -> None:
-        """After a trial."""
+        """Take in the report of a trial, and warn of what it and those before it show."""
         self.last = now
         first, lately = self._seen[: SETTINGS.first_trials], [*self._seen, now][-SETTINGS.trials_in_a_row :]
         if len(first) == SETTINGS.first_trials:
@@ -110,7 +110,7 @@ class HealthMonitor:
         self._seen = [*first, *lately[1:]] if len(first) == SETTINGS.first_trials else [*self._seen, now]
 
     def raised(self, error: Exception) -> None:
-        """In a trial."""
+        """Warn that the box raised an error in a trial."""
         self._say(
             "raised",
             "the box raised an error when it was tried out with other steps than usual, and nothing was learnt then. "

@@ -112,7 +112,7 @@ class Layer(nn.Module):
         return y.clone(), forward._replace(ticket=ticket, parameters=parameters)
 
     def parts(self) -> Parts:
-        """What steps work with."""
+        """The parts of the layer that its forward and backward passes work with."""
         return Parts(
             self.in_features,
             self.function,
@@ -127,7 +127,7 @@ class Layer(nn.Module):
         )
 
     def _next_seed(self) -> int:
-        """For the next calls of a box that takes one. In eval mode it is always the same."""
+        """The seed for the next calls of a box that takes one. In eval mode it is always the same."""
         schedule = self.policy_state.schedule
         schedule.seeds += self.training
         return (self.policy_state.random.seed + SEED_STRIDE * schedule.seeds) % 2**31

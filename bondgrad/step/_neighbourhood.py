@@ -13,7 +13,6 @@ from bondgrad.calling._limits import Limits
 from bondgrad.calling._memory import InternalState
 from bondgrad.errors import BoxError
 from bondgrad.estimators import Evaluate, Site
-from bondgrad.evaluators import Request
 from bondgrad.evaluators._evaluator import Purpose
 from bondgrad.step._records import Parts, StatesByStart
 from bondgrad.structure.discovery._search_batch import SearchBatch
@@ -86,7 +85,7 @@ class Neighbourhood:
             beside = tuple(t[rows].repeat_interleave(shape[1:].numel(), 0) for t in beside)
         pairs = seed is None and shape[-1] == 2
         flat = points.reshape(-1, points.shape[-1])
-        return self.parts.driver.ask(Request(self.parts.function, flat, beside, pairs, seed, purpose)).view(*shape, -1)
+        return self.parts.driver.ask(self.parts.function, flat, beside, pairs, seed, purpose).view(*shape, -1)
 
     def _ask_from_internal_state(
         self, memory: InternalState, points: Tensor, purpose: Purpose, seed: int | None
@@ -95,12 +94,12 @@ class Neighbourhood:
         function, answers = memory.from_snapshot(self.states[0][1], self.parts.function), []
         for move in points.flatten(1, -2).unbind(1):
             context = tuple(c.clone() for c in self.context)
-            request = Request(function, move.clone(), context, seed=seed, purpose=purpose, whole=True)
-            answers.append(self.parts.driver.ask(request).clone())
+            y = self.parts.driver.ask(function, move.clone(), context, seed=seed, purpose=purpose, whole=True)
+            answers.append(y.clone())
         return torch.stack(answers, 1).view(*points.shape[:-1], -1)
 
     def run(self, work: Callable[[], T]) -> T:
-        """Run it; again with less at once, if that was too much and can be changed."""
+        """Run `work`, and again with fewer rows at once where memory runs out, unless all rows must go together."""
         return work() if self.whole else self.parts.driver.run(work)
 
     def _portion(self, start: int, wanted: int) -> int:
@@ -197,7 +196,7 @@ class Neighbourhood:
     # ---- measuring
 
     def subset(self, which: Tensor) -> "Neighbourhood":
-        """Of some of the rows. What is asked of it counts here."""
+        """The box near some of the rows. Its evaluations and errors count as those of this neighbourhood."""
         states = self.states
         if not self.whole:
             states = tuple((start, tuple(t[which] for t in state)) for start, state in states)
@@ -216,7 +215,7 @@ class Neighbourhood:
         return (square.sum(1, keepdim=True) if groups is None else groups.sum_by_input(square)).sqrt() * largest
 
     def search_batch(self, noise: float, rounding: float) -> SearchBatch:
-        """For finding out about the structure of the box."""
+        """The box in the form in which a search for its structure uses it."""
 
         def evaluate(points: Tensor, rows: Tensor) -> Tensor:
             return self.ask(points, rows, "structure")

@@ -56,7 +56,7 @@ class PolicyState(nn.Module):
         self.ranks.forget()
 
     def read(self, device: torch.device) -> State:
-        """The state, where it is needed."""
+        """The state as tensors on the given device."""
         buffers: dict[str, Any] = self._buffers
         return {name: t if (t := buffers[name]).device == device else t.to(device) for name in self.names}
 
@@ -83,13 +83,13 @@ class PolicyState(nn.Module):
         return part
 
     def exchange(self, policy: Policy, differences: Differences) -> None:
-        """Learn now what all processes saw in the last step."""
+        """Let the policy learn at once what all processes saw in the last step."""
         if self.ranks.last is not None and self.names:
             state = dict(self.named_buffers())
             self.write(self.ranks.exchange(self.ranks.last, policy, differences, state, None)[1])
 
     def get_extra_state(self) -> dict[str, Any]:
-        """The random numbers and when to try what, for `state_dict`."""
+        """The states of the random numbers and of the schedule of trials, for `state_dict`."""
         return self.random.state() | {"schedule": dict(vars(self.schedule))}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
@@ -129,16 +129,16 @@ class Schedule:
         return self.trials == 0 or soon or (paid and self.credit * share >= self.spent - overdraft)
 
     def step(self, evaluations: int) -> None:
-        """After a training step."""
+        """Count a training step, and the evaluations that its gradient cost."""
         self.steps += 1
         self.credit += evaluations
 
     def tried(self, evaluations: int) -> None:
-        """After a trial."""
+        """Count a trial, and the evaluations that it cost."""
         self.trials += 1
         self.spent += evaluations
         self.last = (self.steps, self.credit, evaluations)
 
     def begin(self) -> None:
-        """Anew: the box is another. Only its seeds go on."""
+        """Return to the beginning, where the box or its policy has changed. Only the count of seeds goes on."""
         vars(self).update(vars(Schedule(seeds=self.seeds)))

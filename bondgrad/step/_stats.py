@@ -1,4 +1,4 @@
-"""What the layer remembers for people, not for its work."""
+"""Statistics of a layer: what its box has cost, how often it failed, and the last perturbations."""
 
 import warnings
 from typing import Any, NamedTuple
@@ -33,7 +33,7 @@ class Stats(NamedTuple):
 
 
 class Trace:
-    """The last step, and the failures so far.
+    """The last perturbations of a layer and its failures so far, from which `Stats` are made.
 
     Args:
         warns: Whether failures are worth a warning.
@@ -45,11 +45,11 @@ class Trace:
         self._warned = not warns
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies need not carry the last step's perturbations."""
+        """Everything but the last perturbations, which a copy of the layer does not need."""
         return self.__dict__ | {"last": None}
 
     def add_failures(self, count: Tensor, raises: bool) -> None:
-        """Count; raise, or warn once. Where a look at the number is not free, the warning comes when it is read."""
+        """Count failed rows, and raise an error or warn once. On an accelerator the warning waits for `stats`."""
         if raises and count > 0:
             raise BoxError(
                 f"{int(count)} perturbed rows came back non-finite. Give limits= within which the box answers, or "
@@ -62,7 +62,7 @@ class Trace:
             self._warn(int(count))
 
     def stats(self, function: RowFunction, health: HealthReport | None) -> Stats:
-        """All there is to see, and the warning if it has not come yet."""
+        """The statistics up to now. Failures that no warning has told of yet are warned of here."""
         last, failures = self.last, sum(int(count) for count in self._failures.values())
         self._warn(failures)
         return Stats(

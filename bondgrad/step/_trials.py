@@ -57,7 +57,7 @@ def half_width(noise: float | str | None, measured: float, rounding: float) -> f
 
 
 class TrialRows:
-    """The box at some rows of a batch.
+    """The box at those rows of a batch from which trials choose.
 
     Args:
         step: The training step.
@@ -77,7 +77,7 @@ class TrialRows:
             self.reach = torch.minimum(self.reach, room)
 
     def starting_point(self) -> StartingPoint:
-        """For a policy that knows nothing yet."""
+        """What a measuring policy needs to find its first step."""
         rows = RowSubset(self, SETTINGS.start_rows)
         shape = (self.box.parts.estimator.draws, *rows.x.shape)
         # Any directions will do, if only they are the same at every step.
@@ -92,7 +92,10 @@ class TrialRows:
         return StartingPoint(self.spread, self.reach, rows.noise(), slopes)
 
     def trial(self, steps: Steps, slopes: Tensor | None = None) -> StepTrial:
-        """Some rows with these steps, with half and with twice as long ones; `slopes` [B, W], if they are known."""
+        """Measure slopes at some rows with these steps, with half and with twice as long ones.
+
+        The slopes [B, W] with the steps themselves are not measured again if they are given.
+        """
         rows = RowSubset(self, SETTINGS.rows)
         size, sign = rows.of(steps.size), rows.of(steps.sign)  # [n, r, d]
         half, sound = rows.slopes(size / 2, sign)
@@ -104,7 +107,7 @@ class TrialRows:
         return StepTrial(differences, self.reach, step, measured, sound & also_sound, repeated)
 
     def trial_at_first_step(self, batch: Batch) -> StepTrial:
-        """For a policy that does not measure: with steps at which the box answers sensibly."""
+        """A trial for a policy that does not measure, with steps at which slopes of the box agree."""
         step = climb(self.starting_point()).step.to(batch.x)
         generator = torch.Generator(batch.x.device).manual_seed(0)
         draws = self.box.parts.estimator.draws
@@ -113,7 +116,7 @@ class TrialRows:
 
 
 class RowSubset:
-    """Some rows, evenly spaced; all, if they belong together."""
+    """Some rows of a batch, evenly spaced; all of them, if the box keeps a state about them."""
 
     def __init__(self, rows: TrialRows, wanted: int) -> None:
         box = rows.box
@@ -130,15 +133,15 @@ class RowSubset:
         self.norm = self.box.output_norm(self.gy)
 
     def of(self, t: Tensor) -> Tensor:
-        """Of something about all rows, [n, B·T, d]: [n, r, d]."""
+        """The entries [n, r, d] for these rows of a tensor [n, B·T, d] about all rows."""
         return t.reshape(len(t), -1, self.box.x.shape[1])[:, self.which].view(len(t), *self.x.shape)
 
     def scaled(self, slopes: Tensor) -> Tensor:
-        """From slopes [b, W] for `gy`, those [r, d] for a loss gradient of norm 1."""
+        """Slopes [b, W] for `gy`, divided by the norm of `gy` at the outputs that depend on each input: [r, d]."""
         return (slopes / self.norm).reshape(self.x.shape)
 
     def noise(self) -> Tensor:
-        """h² times the variance of the slopes, from answers to the same questions; zero for noise that cancels."""
+        """h² times the variance of slopes over steps h, from repeated answers; zero for a box with seeds, whose noise cancels."""
         parts = self.box.parts
         if parts.function.seed_position is not None:
             return self.x.new_zeros(())
@@ -150,7 +153,7 @@ class RowSubset:
         return (variance * parts.estimator.differences.noise_gain).nan_to_num(0, 0, 0)
 
     def slopes(self, size: Tensor, sign: Tensor) -> tuple[Tensor, Tensor]:
-        """At steps of that size [n, r, d]: [r, d], and which of them had all their evaluations."""
+        """The scaled slopes [r, d] over steps of that size [n, r, d], and which of them had all their evaluations."""
         delta = perturbations(self.x, size, sign, self.box.parts.policy.least_ulps)
         delta = delta.view(len(delta), *self.box.x.shape)
         slopes, sound = self.box.trial_slopes(self.gy, delta)
@@ -158,7 +161,7 @@ class RowSubset:
 
 
 def result_of(trial: StepTrial, step: StepInputs, evaluations: int) -> TrialResult:
-    """What a trial says of the box, for `BlackBox` to keep."""
+    """What a trial found out, in the form in which the layer keeps it."""
     if not bool(trial.sound.any()):  # it did not answer
         return TrialResult(evaluations, None, step.schedule.noise)
     report = examine(trial, step.y)
@@ -167,7 +170,13 @@ def result_of(trial: StepTrial, step: StepInputs, evaluations: int) -> TrialResu
 
 
 def measured_noise(report: HealthReport, before: float, seeded: bool) -> float:
-    """Half-width of the noise on the outputs, once more is known of it."""
+    """The half-width of the noise on the outputs after a trial.
+
+    Args:
+        report: Of the trial.
+        before: The half-width as it was known before the trial; 0: not known.
+        seeded: Whether the box takes a seed, so that its random numbers are the same at both ends of a move.
+    """
     # Answers that differ say it best. But noise that both ends of a move have in common does no harm, and answers that
     # are rounded may be all alike.
     random = not seeded and report.noise * SETTINGS.rough_factor > report.rough

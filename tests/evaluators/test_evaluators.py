@@ -8,7 +8,7 @@ import torch
 
 from bondgrad import BlackBox, BoxError
 from bondgrad.calling._function import RowFunction
-from bondgrad.evaluators import Driver, Local, Request
+from bondgrad.evaluators import Driver, Local
 from bondgrad.policies import Fixed
 from tests.helpers import gradient
 
@@ -168,7 +168,7 @@ def test_pairs_are_not_divided_among_requests_of_more_than_one_row(max_rows, pai
     fn, points = Counting(), torch.randn(14, 3)
     function = RowFunction(fn, None)
     driver = Driver(Local(max_rows), requests=3)
-    assert torch.equal(driver.ask(Request(function, points, pairs=pairs)), points.sin())
+    assert torch.equal(driver.ask(function, points, pairs=pairs), points.sin())
     assert fn.sizes == sizes
     assert driver.requests == 3 + len(sizes)
     assert Driver(Local()).requests == 0

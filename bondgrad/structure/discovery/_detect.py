@@ -14,7 +14,7 @@ from bondgrad.calling._inputs import check_callable, check_rows, context_rows
 from bondgrad.calling._limits import Limits
 from bondgrad.calling._modules import in_eval_mode
 from bondgrad.calling._state_form import snapshot_owner
-from bondgrad.evaluators import Driver, Evaluator, Local, Request
+from bondgrad.evaluators import Driver, Evaluator, Local
 from bondgrad.measuring._statistics import normal_quantile
 from bondgrad.structure._colouring import colour, lower_bound
 from bondgrad.structure.discovery._dependencies import SQRT2, Dependencies, find_dependencies
@@ -99,7 +99,7 @@ def detect(
     def evaluate(points: Tensor, which: Tensor) -> Tensor:
         shape = points.shape[:-1]
         nearby = tuple(c[which].repeat_interleave(shape[1:].numel(), 0) for c in contexts)
-        return driver.ask(Request(function, points.flatten(0, -2), nearby, purpose="structure")).view(*shape, -1)
+        return driver.ask(function, points.flatten(0, -2), nearby, purpose="structure").view(*shape, -1)
 
     def search() -> Dependencies:
         y = evaluate(rows.clone(), torch.arange(len(rows), device=rows.device)).clone()
