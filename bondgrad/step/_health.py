@@ -75,7 +75,7 @@ def examine(trial: StepTrial, y: Tensor) -> HealthReport:
 
 
 class HealthMonitor:
-    """Compares the reports of trials, and warns once of each thing that is wrong. It is not a part of the saved state."""
+    """Compares the reports of trials, and warns once of each thing that is wrong. It is not saved with a model."""
 
     def __init__(self) -> None:
         self.last: HealthReport | None = None

@@ -141,7 +141,7 @@ class RowSubset:
         return (slopes / self.norm).reshape(self.x.shape)
 
     def noise(self) -> Tensor:
-        """h² times the variance of slopes over steps h, from repeated answers; zero for a box with seeds, whose noise cancels."""
+        """h² times the variance of slopes over steps h, from repeated answers; zero with seeds, which cancel."""
         parts = self.box.parts
         if parts.function.seed_position is not None:
             return self.x.new_zeros(())
