@@ -25,8 +25,8 @@ def test_perturbations_have_their_sign_and_some_units_of_rounding_more():
 
 
 def test_what_could_not_be_estimated_is_zero():
-    slopes = torch.tensor([[1.0, math.nan], [math.inf, -2.0]])
-    assert usable(slopes, torch.ones(2, 3)).tolist() == [[1, 0], [0, -2]]
+    slopes = torch.tensor([[1.0, math.nan], [math.inf, -2.0], [-math.inf, 3.0]])
+    assert usable(slopes, torch.ones(3, 3)).tolist() == [[1, 0], [0, -2], [0, 3]]
 
 
 def test_where_the_loss_has_no_finite_gradient_neither_has_the_box():

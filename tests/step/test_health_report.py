@@ -24,6 +24,7 @@ def test_answers_are_alike_up_to_rounding_of_the_largest_of_an_output():
     assert examine(trial(repeated=torch.tensor([[0.0, 0.0], [15_000 * eps, 15 * eps]]), rows=2), y).alike
     assert not examine(trial(repeated=torch.tensor([[0.0, 0.0], [17_000 * eps, 0.0]]), rows=2), y).alike
     assert not examine(trial(repeated=torch.tensor([[0.0, 17 * eps], [0.0, 0.0]]), rows=2), y).alike
+    assert examine(trial(rows=2), torch.zeros(2, 2)).alike  # no rounding at all is allowed, and there is none
 
 
 def test_noise_is_half_the_variance_of_what_repeated_answers_differ_by():

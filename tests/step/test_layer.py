@@ -35,6 +35,15 @@ def test_other_random_numbers_are_gone_after_a_measurement():
     assert torch.equal(gradient(layer, x, torch.ones(4, 3)), before)
 
 
+@pytest.mark.filterwarnings("error")
+def test_failures_in_a_measurement_are_neither_counted_nor_warned_of():
+    layer = BlackBox(lambda x: torch.where(x > 0, torch.nan, x), 3, policy=Fixed(0.01)).eval()
+    with layer.without_trace():
+        gradient(layer, torch.zeros(4, 3), torch.ones(4, 3))
+        assert layer.stats.failures == 4 * 3
+    assert layer.stats.failures == 0
+
+
 def test_due_until_the_function_is_known():
     box = BlackBox(lambda x: x.sin(), 3, policy="bond")
     assert box.due()
