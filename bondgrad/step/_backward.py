@@ -8,8 +8,9 @@ from torch import Tensor
 
 from bondgrad.errors import BoxError
 from bondgrad.policies import Batch, MeasuringPolicy, Observation, Policy, State
+from bondgrad.step._health import TrialResult
 from bondgrad.step._neighbourhood import Neighbourhood, perturbations
-from bondgrad.step._records import HostChanges, Step, StepInputs, StepResult, TrialResult
+from bondgrad.step._records import HostChanges, Step, StepInputs, StepResult
 from bondgrad.step._trials import TrialRows, half_width, result_of, trial_due
 from bondgrad.structure.discovery._tracker import Discovery
 from bondgrad.torch_support import _device as device

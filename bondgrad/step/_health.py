@@ -38,6 +38,14 @@ class HealthReport(NamedTuple):
     dead: bool  # whether nothing changed at all
 
 
+class TrialResult(NamedTuple):
+    """What a trial found out about the box, and what it cost."""
+
+    evaluations: int  # spent on it, and on finding a first step
+    report: HealthReport | None  # None: the box did not answer
+    noise: float  # half-width of the noise on the outputs, as measured now; 0: not known
+
+
 def examine(trial: StepTrial, y: Tensor) -> HealthReport:
     """The report of one trial. Reading its numbers waits for the device.
 

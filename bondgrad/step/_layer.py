@@ -19,17 +19,8 @@ from bondgrad.evaluators import Driver
 from bondgrad.policies import MeasuringPolicy, Policy, State
 from bondgrad.step._backward import take_step
 from bondgrad.step._forward import ForwardInputs, evaluate
-from bondgrad.step._health import HealthMonitor
-from bondgrad.step._records import (
-    ForwardRecord,
-    HostChanges,
-    Parts,
-    Recording,
-    Step,
-    StepInputs,
-    StepResult,
-    TrialResult,
-)
+from bondgrad.step._health import HealthMonitor, TrialResult
+from bondgrad.step._records import ForwardRecord, HostChanges, Parts, Recording, Step, StepInputs, StepResult
 from bondgrad.step._state import PolicyState
 from bondgrad.step._stats import Trace
 from bondgrad.step._trials import SETTINGS, half_width, trial_due, trial_share
@@ -218,8 +209,7 @@ class Layer(nn.Module):
             self.tracker.credit += changes.evaluations
 
     def _commit_trial(self, trial: TrialResult) -> None:
-        self.policy_state.schedule.tried(trial.evaluations)
-        self.policy_state.schedule.noise = trial.noise
+        self.policy_state.schedule.tried(trial.evaluations, trial.noise)
         if trial.report is not None:
             self.health.watch(trial.report)
 

@@ -12,7 +12,7 @@ from bondgrad.calling._memory import Memory
 from bondgrad.estimators import Estimator
 from bondgrad.evaluators import Driver
 from bondgrad.policies import Policy, State, Steps
-from bondgrad.step._health import HealthReport
+from bondgrad.step._health import TrialResult
 from bondgrad.step._state import Schedule
 from bondgrad.structure import Structure
 from bondgrad.structure.discovery._tracker import Discovery, StructureTracker
@@ -89,14 +89,6 @@ class Recording(NamedTuple):
     calls: int  # of the function
     evaluations: int  # rows sent to it
     changes: tuple[HostChanges, ...]  # of every backward pass
-
-
-class TrialResult(NamedTuple):
-    """What a trial brought."""
-
-    evaluations: int  # spent on it, and on finding a first step
-    report: HealthReport | None  # None: the box did not answer
-    noise: float  # half-width of the noise on the outputs, as measured now; 0: not known
 
 
 class StepResult(NamedTuple):

@@ -133,11 +133,12 @@ class Schedule:
         self.steps += 1
         self.credit += evaluations
 
-    def tried(self, evaluations: int) -> None:
-        """Count a trial, and the evaluations that it cost."""
+    def tried(self, evaluations: int, noise: float) -> None:
+        """Count a trial and the evaluations that it cost, and keep the half-width of the noise that it measured."""
         self.trials += 1
         self.spent += evaluations
         self.last = (self.steps, self.credit, evaluations)
+        self.noise = noise
 
     def begin(self) -> None:
         """Return to the beginning, where the box or its policy has changed. Only the count of seeds goes on."""

@@ -11,9 +11,9 @@ from bondgrad.measuring._ladder import climb
 from bondgrad.measuring._spread import Spread
 from bondgrad.measuring._step_trial import StartingPoint, StepTrial
 from bondgrad.policies import Batch, MeasuringPolicy, Policy, Steps
-from bondgrad.step._health import HealthReport, examine
+from bondgrad.step._health import HealthReport, TrialResult, examine
 from bondgrad.step._neighbourhood import Neighbourhood, perturbations
-from bondgrad.step._records import Parts, Step, StepInputs, TrialResult
+from bondgrad.step._records import Parts, Step, StepInputs
 from bondgrad.step._state import PolicyState, Schedule
 
 

@@ -118,6 +118,7 @@ def test_a_device_is_not_asked_about_parts_of_a_batch():
     with pytest.raises(BoxError, match="all rows of a batch, but max_rows=2"):
         own(evaluator=Local(max_rows=2))(torch.randn(4, 3))
     assert own(evaluator=Local(max_rows=4))(torch.randn(4, 3)).shape == (4, 3)
+    assert own(evaluator=Local(max_rows=2))(torch.randn(2, 3)).shape == (2, 3)
 
 
 def test_two_kinds_of_state():

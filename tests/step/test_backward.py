@@ -7,7 +7,7 @@ import torch
 
 from bondgrad import BlackBox, estimators
 from bondgrad.policies import Fixed
-from bondgrad.step._backward import normalized, rows_of, take_step, usable
+from bondgrad.step._backward import assumed_noise, normalized, rows_of, take_step, usable
 from bondgrad.step._health import HealthReport
 from bondgrad.step._neighbourhood import Neighbourhood, perturbations
 from bondgrad.step._records import ForwardRecord, StepInputs
@@ -50,11 +50,23 @@ def test_the_noise_that_is_reckoned_with(noise, measured, expected):
     assert half_width(noise, measured, rounding=1e-7) == expected
 
 
+def test_without_a_number_the_noise_is_the_coarser_rounding_of_inputs_and_outputs():
+    single, double = (torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64))
+    for given, answered, expected in [
+        (torch.float64, torch.float64, double),
+        (torch.float64, torch.float32, single),
+        (torch.float32, torch.float64, single),
+    ]:
+        layer = BlackBox(lambda x, dtype=answered: x.to(dtype), 3)
+        step = step_of(layer, torch.randn(4, 3, dtype=given), torch.ones(4, 3), ForwardRecord(True))
+        assert assumed_noise(step, 0.0) == expected
+
+
 def report(noise, rough):
     return HealthReport(alike=False, noise=noise, rough=rough, signal=0, drowned=0, at_limit=0, dead=False)
 
 
-def testmeasured_noise_is_the_half_width_of_a_uniform_distribution():
+def test_measured_noise_is_the_half_width_of_a_uniform_distribution():
     # Its standard deviation is the half-width over the square root of three.
     assert measured_noise(report(0.1, 0.1), 0.0, seeded=False) == pytest.approx(0.1 * math.sqrt(3))
 

@@ -14,7 +14,7 @@ def taken(schedule, share, steps, evaluations=10, price=40, early=True):
         due = schedule.due(share, early)
         schedule.step(evaluations)
         if due:
-            schedule.tried(price)
+            schedule.tried(price, 0.0)
             found.append(step)
     return found
 
@@ -42,6 +42,7 @@ def test_it_begins_anew_with_all_counters_but_that_of_seeds():
     taken(schedule, 0.04, 50)
     schedule.seeds, schedule.noise = 7, 0.1
     schedule.begin()
-    fresh = vars(Schedule()) | {"seeds": 7}
-    assert vars(schedule) == fresh
+    nothing = {"trials": 0, "steps": 0, "credit": 0, "spent": 0, "last": (0, 0, 0), "noise": 0}
+    assert vars(schedule) == nothing | {"seeds": 7}
+    assert vars(Schedule()) == nothing | {"seeds": 0}
     assert schedule.due(0.04, early=True)

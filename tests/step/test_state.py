@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 
 from bondgrad import BlackBox, TensorBoard
+from bondgrad.policies import Fixed
 from bondgrad.testing.boxes import Waves
 from tests.helpers import close, gradient, on_each_device, same_state
 
@@ -123,3 +124,11 @@ def test_copies_of_a_layer_that_is_being_watched(tmp_path):
     layer.hooks.clear()
     assert len(pickle.dumps(layer)) < 20_000  # without what was only there to be looked at
     writer.close()
+
+
+def test_alone_or_without_a_state_there_is_nothing_to_exchange():
+    for policy in ("bond", Fixed(0.01)):
+        layer = BlackBox(torch.sin, 3, policy=policy)
+        before = {name: value.clone() for name, value in layer.policy_state.named_buffers()}
+        layer.exchange()
+        assert all(torch.equal(value, before[name]) for name, value in layer.policy_state.named_buffers())
