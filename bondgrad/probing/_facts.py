@@ -12,7 +12,7 @@ from torch import Tensor
 from bondgrad.measuring._sampler import MeasurementSkipped, Sampler
 
 if TYPE_CHECKING:
-    from bondgrad.probing._findings import Findings
+    from bondgrad.probing._report import Findings
 
 SEVERAL_ROWS = 8  # rows of a call with several, where their number does not matter
 TYPICAL_SHARE = 10  # typical rows may take one in so many of the evaluations

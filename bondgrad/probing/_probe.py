@@ -17,9 +17,8 @@ from bondgrad.measuring._no_trace import no_trace
 from bondgrad.measuring._sampler import MeasurementSkipped, Sampler
 from bondgrad.probing._call_limits import find_call_limits
 from bondgrad.probing._facts import Facts
-from bondgrad.probing._findings import Findings
 from bondgrad.probing._history import SETTINGS, DriftMonitor
-from bondgrad.probing._report import Report
+from bondgrad.probing._report import Findings, Report
 
 T = TypeVar("T")
 LEAST_BUDGET = 16  # evaluations without which nothing can be said

@@ -9,7 +9,7 @@ from bondgrad.probing._dependence import Dependence
 from bondgrad.probing._history import History
 from bondgrad.probing._randomness import Randomness
 from bondgrad.probing._ranges import Failure, Ranges
-from bondgrad.probing._recommend import choose_noise
+from bondgrad.probing._report import choose_noise
 from bondgrad.probing._rounding import Rounding
 from bondgrad.probing._row_coupling import RowCoupling
 from bondgrad.probing._sensitivity import Sensitivity
