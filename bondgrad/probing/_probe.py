@@ -15,9 +15,9 @@ from bondgrad.errors import checked_seed, positive_float, positive_int
 from bondgrad.evaluators import Evaluator
 from bondgrad.measuring._no_trace import no_trace
 from bondgrad.measuring._sampler import MeasurementSkipped, Sampler
-from bondgrad.probing._call_limits import find_call_limits
+from bondgrad.probing._calls import find_call_limits
 from bondgrad.probing._facts import Facts
-from bondgrad.probing._history import SETTINGS, DriftMonitor
+from bondgrad.probing._influences import SETTINGS, DriftMonitor
 from bondgrad.probing._report import Findings, Report
 
 T = TypeVar("T")

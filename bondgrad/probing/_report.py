@@ -6,17 +6,14 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from bondgrad.policies import Calibrated
-from bondgrad.probing._dependence import Dependence, measure_dependence
-from bondgrad.probing._history import History, measure_memory
+from bondgrad.probing._calls import Speed, measure_speed
+from bondgrad.probing._differences import Smoothness, StepLadder, measure_smoothness, measure_steps
+from bondgrad.probing._influences import History, RowCoupling, measure_memory, measure_row_coupling
+from bondgrad.probing._inputs import Dependence, Sensitivity, measure_dependence, measure_sensitivity
 from bondgrad.probing._number_format import applying, duration
 from bondgrad.probing._randomness import GENERATORS, Randomness, measure_randomness
 from bondgrad.probing._ranges import Ranges, measure_ranges
 from bondgrad.probing._rounding import Rounding, measure_rounding, precision_of
-from bondgrad.probing._row_coupling import RowCoupling, measure_row_coupling
-from bondgrad.probing._sensitivity import Sensitivity, measure_sensitivity
-from bondgrad.probing._smoothness import Smoothness, measure_smoothness
-from bondgrad.probing._speed import Speed, measure_speed
-from bondgrad.probing._steps import StepLadder, measure_steps
 from bondgrad.step._trials import SETTINGS
 
 DEFAULT_BATCH, DEFAULT_STEPS = 64, 1000  # rows of a training step, and steps, whose cost is predicted

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bondgrad.probing._facts import Facts
-from bondgrad.probing._history import History
+from bondgrad.probing._influences import History
 from bondgrad.probing._randomness import Randomness
 from bondgrad.probing._report import Findings
 from bondgrad.probing._rounding import Rounding
