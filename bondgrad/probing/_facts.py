@@ -1,10 +1,10 @@
 """What has been found out about a box, and what further measurements conclude from it."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from bondgrad.measuring._sampler import MeasurementSkipped, Sampler
 if TYPE_CHECKING:
     from bondgrad.probing._report import Findings
 
+T = TypeVar("T")
 SEVERAL_ROWS = 8  # rows of a call with several, where their number does not matter
 TYPICAL_SHARE = 10  # typical rows may take one in so many of the evaluations
 NOISY_REPEATS = 4  # of every comparison, where answers are noisy: what is rare then shows in the deviations
@@ -128,26 +129,27 @@ class Facts:
         if self.remembers:
             sampler.ask_rows(self.usable[: max(SEVERAL_ROWS, sampler.caller.smallest)])
 
-    def compare(self, sampler: Sampler, questions: Sequence[Callable[[], Tensor]], rows: int) -> tuple[bool, Tensor]:
-        """Whether answers [r, d_out] to questions about the same rows differ by more than noise and rounding make.
+    def compare(self, sampler: Sampler, ask: Callable[[T], Tensor], ways: list[T], rows: int) -> tuple[bool, Tensor]:
+        """Whether answers about the same rows, asked in several ways, differ by more than noise and rounding make.
 
         Args:
             sampler: The box.
-            questions: k functions, each of which asks once.
-            rows: Most rows that one of them asks about.
+            ask: Asks once, in the way given, and returns the answers [r, d_out].
+            ways: k ways of asking.
+            rows: Most rows that are asked about in any of them.
 
         Returns:
-            Whether they differ, and [k - 1, r, d_out] by how much from those to the first question, on average.
+            Whether they differ, and [k - 1, r, d_out] by how much from those in the first way, on average.
         """
-        k, repeats = len(questions), NOISY_REPEATS if self.noisy else 1
+        k, repeats = len(ways), NOISY_REPEATS if self.noisy else 1
         sampler.require(4 * repeats * k * rows, calls=2 * repeats * k)
 
         def compared() -> tuple[bool, Tensor]:
-            answers: list[list[Tensor]] = [[] for _ in questions]
+            answers: list[list[Tensor]] = [[] for _ in ways]
             # There and back again: what drifts steadily has drifted equally for each of them.
             for i in [*range(k), *reversed(range(k))] * repeats:
                 self.settle(sampler)
-                answers[i].append(questions[i]())
+                answers[i].append(ask(ways[i]))
             y = torch.stack([torch.stack(found) for found in answers])  # [k, n, r, d_out]
             n, mean = y.shape[1], y.nanmean(1)
             off = (y - mean[:, None]).abs().nan_to_num(0)

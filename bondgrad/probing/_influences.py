@@ -24,10 +24,8 @@ class RowCoupling:
         """What a person wants to know."""
         if not self.matters:
             return "Rows do not influence one another."
-        return (
-            f"Rows influence one another: other rows in the call change an answer by {percent(self.change)} of the "
-            "spread. Differences between perturbed rows then mean little."
-        )
+        change = f"other rows in the call change an answer by {percent(self.change)} of the spread"
+        return f"Rows influence one another: {change}. Differences between perturbed rows then mean little."
 
 
 def measure_row_coupling(sampler: Sampler, facts: Facts, generator: torch.Generator) -> RowCoupling:
@@ -37,14 +35,15 @@ def measure_row_coupling(sampler: Sampler, facts: Facts, generator: torch.Genera
     watched, typical = facts.choose(COMPARED, generator), facts.choose(OTHERS, generator)
     distance = (sampler.x[facts.usable] - sampler.x.mean(0)).div(sampler.spread).square().sum(1)
     outside = facts.usable[distance.argmax()].expand(OTHERS)
-    questions = [
-        lambda: sampler.ask_rows(torch.cat((watched, typical)))[:COMPARED],
-        lambda: sampler.ask_rows(torch.cat((watched, outside)))[:COMPARED],
-        lambda: sampler.ask_rows(torch.cat((typical, watched)))[OTHERS:],
-    ]
+    calls = [(watched, typical), (watched, outside), (typical, watched)]
     if facts.found.randomness is not None and facts.found.randomness.by_place:  # which is no influence
-        questions.pop()
-    matters, change = facts.compare(sampler, questions, COMPARED + OTHERS)
+        calls.pop()
+
+    def answers_about_watched(call: tuple[Tensor, Tensor]) -> Tensor:
+        first = 0 if call[0] is watched else OTHERS
+        return sampler.ask_rows(torch.cat(call))[first : first + COMPARED]
+
+    matters, change = facts.compare(sampler, answers_about_watched, calls, COMPARED + OTHERS)
     return RowCoupling(matters, max(map(facts.relative, change)))
 
 
@@ -74,20 +73,16 @@ class History:
     @property
     def words(self) -> str:
         """What a person wants to know."""
-        drift = f"No drift over {self.looks} looks at the same rows."
-        if self.looks < 3:
-            drift = "Whether it drifts was not looked at."
-        elif self.drifts:
-            drift = (
-                f"It drifts: by {percent(self.drift)} of the spread over {self.looks} looks at the same rows. Both "
-                "ends of a central difference are asked next to each other, so slow drift does little harm."
-            )
-        remembers = (
-            f"It remembers: the question before changes an answer by {percent(self.memory)} of the spread. Give it "
-            "state=, or snapshot() and restore()."
+        looks = f"{self.looks} looks at the same rows"
+        harm = "Both ends of a central difference are asked next to each other, so slow drift does little harm."
+        changed = f"the question before changes an answer by {percent(self.memory)} of the spread"
+        return sentences(
+            self.looks < 3 and "Whether it drifts was not looked at.",
+            self.looks >= 3 and not self.drifts and f"No drift over {looks}.",
+            self.drifts and f"It drifts: by {percent(self.drift)} of the spread over {looks}. {harm}",
+            self.remembers and f"It remembers: {changed}. Give it state=, or snapshot() and restore().",
+            self.remembers is False and "No memory of earlier questions.",
         )
-        forgets = self.remembers is not None and "No memory of earlier questions."
-        return sentences(drift, remembers if self.remembers else forgets)
 
 
 class DriftMonitor:
@@ -138,6 +133,5 @@ def measure_memory(sampler: Sampler, facts: Facts, generator: torch.Generator) -
         sampler.ask_rows(before)
         return sampler.ask_rows(rows)
 
-    questions = [lambda: asked_after(rows), lambda: asked_after(others)]
-    remembers, change = facts.compare(sampler, questions, 2 * len(rows))
+    remembers, change = facts.compare(sampler, asked_after, [rows, others], 2 * len(rows))
     return History(remembers, facts.relative(change))

@@ -117,7 +117,7 @@ def _with_shortcut(sampler: Sampler, facts: Facts, found: Rounding, generator: t
         return sampler.ask_rows(rows)
 
     try:
-        differ, change = facts.compare(sampler, [lambda: ask(True), lambda: ask(False)], len(rows))
+        differ, change = facts.compare(sampler, ask, [True, False], len(rows))
         if not differ:
             return found
         sampler.full_precision = False

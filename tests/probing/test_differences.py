@@ -121,9 +121,7 @@ def test_the_closest_look_counts_and_the_roughest_line():
 
 
 def test_bends_that_are_not_seen_say_nothing():
-    assert judged_bends(1.0, 0.125, 1e-3, least=0.01) == Smoothness(
-        "kinks", pytest.approx(1), 0.0
-    )  # the last is hidden
+    assert judged_bends(1.0, 0.125, 1e-3, least=0.01) == Smoothness("kinks", pytest.approx(1), 0.0)  # the last hides
     assert judged_bends(1.0, 1e-9, 1e-9, least=1e-3).kind == "smooth"  # it fell by at least a thousand
     assert judged_bends(1.0, 1e-9, 1.0, least=0.1).kind == "unclear"  # what comes after is another bend
     assert judged_bends(0.5, 0.5, 0.5, least=1.0).kind == "unclear"
