@@ -2,7 +2,7 @@
 
 import contextlib
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -41,19 +41,15 @@ class RandomStates:
     """The states of the random numbers that a whole process shares: torch's, numpy's and Python's."""
 
     def __init__(self) -> None:
-        self._python = random.getstate()
-        self._numpy = np.random.get_state()
-        self._torch = torch.get_rng_state()
-        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+        self._states: dict[str, list[tuple[Callable[[Any], None], Any]]] = {  # what sets each state, and the state
+            "python": [(random.setstate, random.getstate())],
+            "numpy": [(np.random.set_state, np.random.get_state())],
+            "torch": [(torch.set_rng_state, torch.get_rng_state()), (torch.cuda.set_rng_state_all, cuda)],
+        }
 
     def restore(self, *which: str) -> None:
         """Bring them back: those named, of "torch", "numpy" and "python"; all, if none is."""
-        which = which or ("torch", "numpy", "python")
-        if "python" in which:
-            random.setstate(self._python)
-        if "numpy" in which:
-            np.random.set_state(self._numpy)
-        if "torch" in which:
-            torch.set_rng_state(self._torch)
-            if self._cuda:
-                torch.cuda.set_rng_state_all(self._cuda)
+        for name in which or self._states:
+            for set_state, state in self._states[name]:
+                set_state(state)

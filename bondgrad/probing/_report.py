@@ -50,6 +50,12 @@ class Cost:
     hours: float | None  # of the whole training
     extrapolated: bool  # whether its calls have more rows than any that was timed
 
+    @property
+    def words(self) -> str:
+        """What a person wants to know."""
+        hours = "" if self.hours is None else f", {duration(3600 * self.hours)} in all"
+        return f"{self.evaluations:,} evaluations a step{hours}{' (extrapolated)' * self.extrapolated}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Report(Findings):
@@ -115,10 +121,10 @@ class Report(Findings):
         modules = [] if random is None else random.modules
         drawn = random is not None and (random.generator is not None or random.by_place)
         dead = [] if self.sensitivity is None else self.sensitivity.dead or []
+        times = f"{self.flaky:,} times in {self.calls:,} calls, and not when asked again"
         return applying(
             self.flaky > 0
-            and f"It fails at random: {self.flaky:,} times in {self.calls:,} calls, and not when asked again. Let it "
-            "try again by itself: a call that raises ends a training.",
+            and f"It fails at random: {times}. Let it try again by itself: a call that raises ends a training.",
             len(modules) > 0
             and f"BlackBox keeps a module in eval mode, so {' and '.join(modules)} will not be as measured here.",
             (not modules and self.company is not None and self.company.matters)
@@ -141,10 +147,8 @@ class Report(Findings):
     @property
     def about(self) -> str:
         """What was asked, and how much."""
-        return (
-            f"{self.in_features} inputs ({self.dtype}) to {self.out_features} outputs, {self.sample}; "
-            f"{self.evaluations:,} evaluations in {self.calls:,} calls, {duration(self.seconds)}."
-        )
+        spent = f"{self.evaluations:,} evaluations in {self.calls:,} calls, {duration(self.seconds)}"
+        return f"{self.in_features} inputs ({self.dtype}) to {self.out_features} outputs, {self.sample}; {spent}."
 
     def cost(self, batch: int = DEFAULT_BATCH, steps: int = DEFAULT_STEPS) -> dict[str, Cost]:
         """What training will cost, by estimator: evaluations and seconds of a step, hours in all."""
@@ -173,12 +177,7 @@ class Report(Findings):
 
     def text(self, batch: int = DEFAULT_BATCH, steps: int = DEFAULT_STEPS) -> str:
         """To read, without colours."""
-        costs = [
-            f"{estimator} {cost.evaluations:,} evaluations a step"
-            + ("" if cost.hours is None else f", {duration(3600 * cost.hours)} in all")
-            + " (extrapolated)" * cost.extrapolated
-            for estimator, cost in self.cost(batch, steps).items()
-        ]
+        costs = [f"{estimator} {cost.words}" for estimator, cost in self.cost(batch, steps).items()]
         lines = [f"{self.name}: {self.verdict}", "", self.about, ""]
         lines += [f"{title}: {words}" for title, words in self.words.items()]
         lines += [f"Left out: {what}" for what in self.left_out]

@@ -18,7 +18,6 @@ from torch import Tensor
 from bondgrad.measuring._noise import noise_from_repeats
 from bondgrad.measuring._sampler import BudgetExceeded, Sampler
 from bondgrad.probing._facts import SEVERAL_ROWS, Facts
-from bondgrad.probing._number_format import sentences
 
 
 @dataclass(frozen=True)
@@ -76,13 +75,11 @@ class Rounding:
             text = f"Rough: at close points answers differ by about {self.floor:.1g} of their size, and not by steps."
         elif self.floor > 0:
             text = f"Rounding is about {self.floor:.1g} of the answers: {self.precision} inside."
-        return sentences(
-            text,
-            self.shortcut is not None
-            and f"As things are set here (autocast, TF32), answers change by {self.shortcut_change:.1g} and rounding "
-            f"is about {self.shortcut:.1g}: {precision_of(self.shortcut)}. BlackBox switches that off, unless "
-            "full_precision=False.",
-        )
+        if self.shortcut is None:
+            return text
+        change = f"answers change by {self.shortcut_change:.1g} and rounding is about {self.shortcut:.1g}"
+        text += f" As things are set here (autocast, TF32), {change}: {precision_of(self.shortcut)}."
+        return f"{text} BlackBox switches that off, unless full_precision=False."
 
 
 def measure_rounding(sampler: Sampler, facts: Facts, generator: torch.Generator) -> Rounding:
