@@ -1,10 +1,7 @@
 """Asking a box near typical rows, within a budget of evaluations and of time, and never outside its limits."""
 
 import contextlib
-import inspect
-import math
 import time
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -13,6 +10,7 @@ from torch import Tensor, nn
 
 from bondgrad.calling._function import RowFunction
 from bondgrad.calling._limits import Limits
+from bondgrad.calling._signature import parameters
 from bondgrad.calling._state_form import snapshot_owner
 from bondgrad.evaluators import Driver, Evaluator, Local, Request
 from bondgrad.measuring._fault_tolerant_caller import FaultTolerantCaller
@@ -45,7 +43,7 @@ class Sampler:
         x: [N, d] typical rows, finite. Ranges and spreads go by all of them.
         chosen: [n] those of them that are asked about.
         context: [N, ...] each: further inputs of the box.
-        limits: No point outside is evaluated; None: all may be.
+        limits: No point outside is evaluated.
         evaluator: Where rows are evaluated; None: in this process.
         budget: Most evaluations.
         seconds: Most time. A call that takes longer is not interrupted.
@@ -57,36 +55,32 @@ class Sampler:
         x: Tensor,
         chosen: Tensor,
         context: tuple[Tensor, ...],
-        limits: Limits | None,
+        limits: Limits,
         evaluator: Evaluator | None,
         budget: int,
         seconds: float,
     ) -> None:
         self.function, self._driver = function, Driver(Local() if evaluator is None else evaluator)
         self._times_function = evaluator is None and x.device.type == "cpu"  # where its own clock is right
-        self._context = tuple(c[chosen.to(c.device)] for c in context)
+        self._context = tuple(c[chosen.to(c.device)].to(x.device) for c in context)
         self.dtype, self.device = x.dtype, x.device
-        anywhere = torch.full_like(x[0], math.inf)
-        ends = (-anywhere, anywhere) if limits is None else limits.like(x)
-        self.low, self.high = (end.double().cpu() for end in ends)  # [d] infinite where there are no limits
+        self.low, self.high = (end.double().cpu() for end in limits.like(x))  # [d] infinite where there are no limits
         everything = self.realise(x.double().cpu())  # [N, d]
         self.x = everything[chosen]  # [n, d]
         self.lowest, self.highest = everything.aminmax(dim=0)  # [d]
         self._default_device = torch.get_default_device()  # where the box makes tensors, if it does not say
-        with self.workplace():
-            spread = Spread.of(everything)
+        spread = Spread.of(everything)
         alike = torch.minimum(spread.typical, (self.high - self.low) / 4)
         self.spread = torch.where(spread.deviation > 0, spread.deviation, alike)  # [d] how far inputs typically move
         self.full_precision, self._autocast = True, autocast_dtype(x)
         self.seed: int | None = None  # for a box that takes one; None: none, or a new one in every call if it must
-        self._needs_seed = function.seed_position is not None and _needs_seed(function.fn)
-        owner: Any = snapshot_owner(function.fn)
-        self._owner = owner
-        self._snapshot = None if owner is None else owner.snapshot()
+        taken = parameters(function.fn.forward if isinstance(function.fn, nn.Module) else function.fn).get("seed")
+        self._needs_seed = taken is not None and taken.default is taken.empty
+        self._owner: Any = snapshot_owner(function.fn)
+        self._snapshot = None if self._owner is None else self._owner.snapshot()
         self.caller = FaultTolerantCaller(self._send, self.x, self._driver.max_rows)
         self.evaluations, self.calls, self._budget = 0, 0, budget
-        self._start = time.perf_counter()
-        self._end = self._start + seconds
+        self._start, self._seconds = time.perf_counter(), seconds
 
     @property
     def elapsed(self) -> float:
@@ -96,7 +90,7 @@ class Sampler:
     @property
     def time_left(self) -> float:
         """Seconds until the time is over."""
-        return max(0.0, self._end - time.perf_counter())
+        return max(0.0, self._seconds - self.elapsed)
 
     @property
     def affordable(self) -> int:
@@ -197,9 +191,3 @@ class Sampler:
         late = self.affordable < self._budget - self.evaluations or self.time_left <= 0
         why = "in the time left" if late else "of the budget"
         return BudgetExceeded(f"the {self.affordable:,} evaluations {why} do not reach")
-
-
-def _needs_seed(fn: Callable[..., Any]) -> bool:
-    """Whether a function that takes a seed cannot be called without."""
-    parameter = inspect.signature(fn.forward if isinstance(fn, nn.Module) else fn).parameters["seed"]
-    return parameter.default is parameter.empty

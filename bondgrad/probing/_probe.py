@@ -1,6 +1,7 @@
 """bondgrad.probe: what is this box like?"""
 
 import keyword
+import math
 from collections.abc import Callable, Generator
 from dataclasses import fields
 from typing import Any, TypeVar
@@ -91,8 +92,8 @@ class Session:
         rows = rows.to(function.compute_device(rows.device))
         self._generator = torch.Generator("cpu").manual_seed(checked_seed(seed))
         chosen = torch.randperm(len(x), generator=self._generator, device="cpu")[:TYPICAL_ROWS]
-        contexts = tuple(c.to(rows.device) for c in context_rows(context, x.shape[:1]))
-        bounds = None if limits is None else Limits(limits, x.shape[1])
+        contexts = context_rows(context, x.shape[:1])
+        bounds = Limits((-math.inf, math.inf) if limits is None else limits, x.shape[1])
         seconds = positive_float("seconds", seconds)
         self.sampler = Sampler(function, rows, chosen, contexts, bounds, evaluator, budget, seconds)
         self._known: dict[str, Any] = {
@@ -100,7 +101,7 @@ class Session:
             "in_features": x.shape[1],
             "dtype": str(rows.dtype).removeprefix("torch."),
             "sample": f"{len(x):,} rows given",
-            "limits": None if bounds is None else bounds.numbers(),
+            "limits": None if limits is None else bounds.numbers(),
             "evaluator_given": evaluator is not None,
         }
         self._findings = Findings()
