@@ -127,10 +127,13 @@ class FaultTolerantCaller:
             answer = self.call(points, rows, once=n > self.smallest)
             if isinstance(answer, Tensor):
                 return answer
-            if n == self.smallest:
-                return self._failed(n, answer)
             if is_out_of_memory(answer):
+                if n == self.smallest:
+                    raise answer
                 self._refuse(n)
+            elif n == self.smallest:
+                self.errors["a wrong shape" if answer.__cause__ is None else type(answer.__cause__).__name__] += n
+                return torch.full((n, self.out_features), math.nan, dtype=torch.float64)
         failed, half = self.errors.total(), n // 2
         y = torch.cat([self._bisected(points[part], rows[part]) for part in (slice(half), slice(half, None))])
         # No row is at fault: is it their number, or chance?
@@ -138,13 +141,6 @@ class FaultTolerantCaller:
         if doubtful and isinstance(self.call(points, rows, failures=1), Exception):
             self._refuse(n)
         return y
-
-    def _failed(self, n: int, error: Exception) -> Tensor:
-        """[n, d_out] NaN, and a note of the error."""
-        if is_out_of_memory(error):
-            raise error
-        self.errors["a wrong shape" if error.__cause__ is None else type(error.__cause__).__name__] += n
-        return torch.full((n, self.out_features), math.nan, dtype=torch.float64)
 
     def _is_refused(self, n: int) -> bool:
         return self.refused is not None and n >= self.refused

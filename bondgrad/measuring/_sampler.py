@@ -2,7 +2,6 @@
 
 import contextlib
 import time
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -68,7 +67,9 @@ class Sampler:
         everything = self.realise(x.double().cpu())  # [N, d]
         self.x = everything[chosen]  # [n, d]
         self.lowest, self.highest = everything.aminmax(dim=0)  # [d]
-        self._default_device = torch.get_default_device()  # where the box makes tensors, if it does not say
+        default, here = torch.get_default_device(), contextlib.nullcontext()
+        # Where answers are worked on: on the CPU, whatever the default device; and where the box makes tensors.
+        self.workplace, self._box_place = (here, here) if default.type == "cpu" else (torch.device("cpu"), default)
         spread = Spread.of(everything)
         alike = torch.minimum(spread.typical, (self.high - self.low) / 4)
         self.spread = torch.where(spread.deviation > 0, spread.deviation, alike)  # [d] how far inputs typically move
@@ -76,8 +77,8 @@ class Sampler:
         self.seed: int | None = None  # for a box that takes one; None: none, or a new one in every call if it must
         taken = parameters(function.fn.forward if isinstance(function.fn, nn.Module) else function.fn).get("seed")
         self._needs_seed = taken is not None and taken.default is taken.empty
-        self._owner: Any = snapshot_owner(function.fn)
-        self._snapshot = None if self._owner is None else self._owner.snapshot()
+        owner: Any = snapshot_owner(function.fn)
+        self._owner, self._snapshot = owner, None if owner is None else owner.snapshot()
         self.caller = FaultTolerantCaller(self._send, self.x, self._driver.max_rows)
         self.evaluations, self.calls, self._budget = 0, 0, budget
         self._start, self._seconds = time.perf_counter(), seconds
@@ -160,10 +161,6 @@ class Sampler:
         """Learn how long one call with rows [n] of x takes; False: it failed, and failed again."""
         return self.caller.time(self.x[rows], rows)
 
-    def workplace(self) -> AbstractContextManager[Any]:
-        """Where what is measured is worked out: on the CPU, whatever the default device."""
-        return contextlib.nullcontext() if self._default_device.type == "cpu" else torch.device("cpu")
-
     def _send(self, points: Tensor, rows: Tensor) -> tuple[Tensor, float]:
         """One call with points [n, d] near rows [n]: the outputs [n, d_out], and the seconds that it took."""
         tries = len(self.function.interfaces)  # with either kind of array, while it is not known which it takes
@@ -175,11 +172,10 @@ class Sampler:
         made = self.realise(points).to(self.device, self.dtype)  # a copy: a box may write into what it is given
         nearby = tuple(c[rows.to(c.device)] for c in self._context)
         request = Request(self.function, made, nearby, seed=seed, purpose="probe")
-        default = contextlib.nullcontext() if self._default_device.type == "cpu" else self._default_device
         evaluations, calls, inside = self.function.evaluations, self.function.calls, self.function.seconds
         start = time.perf_counter()
         try:
-            with arithmetic(self.full_precision, self.device, self._autocast), default:
+            with arithmetic(self.full_precision, self.device, self._autocast), self._box_place:
                 y = self._driver.ask(request).double().cpu().clone()
         finally:  # an evaluator may call the box elsewhere, where its own counters are not seen
             self.evaluations += max(len(points), self.function.evaluations - evaluations)

@@ -16,8 +16,7 @@ from bondgrad.errors import checked_seed, positive_float, positive_int
 from bondgrad.evaluators import Evaluator
 from bondgrad.measuring._no_trace import no_trace
 from bondgrad.measuring._sampler import MeasurementSkipped, Sampler
-from bondgrad.probing._calls import find_call_limits
-from bondgrad.probing._facts import Facts
+from bondgrad.probing._facts import Facts, find_first_facts
 from bondgrad.probing._influences import SETTINGS, DriftMonitor
 from bondgrad.probing._report import Findings, Report
 
@@ -112,7 +111,7 @@ class Session:
         sampler = self.sampler
         with no_trace(sampler.function.fn):
             yield "First questions"
-            facts = self._attempt("First questions and all that follow", _first_facts, sampler)
+            facts = self._attempt("First questions and all that follow", find_first_facts, sampler, self._findings)
             if facts is not None:
                 yield from self._measure_all(facts)
 
@@ -146,17 +145,11 @@ class Session:
     def _attempt(self, title: str, measure: Callable[..., T], *arguments: object) -> T | None:
         """What is measured; None, and a note, if the measurement is skipped. Without a title there is no note."""
         try:
-            with self.sampler.workplace():
+            with self.sampler.workplace:
                 return measure(*arguments)
         except MeasurementSkipped as reason:
             self._left_out += [f"{title}: {reason}"] if title else []
             return None
-
-
-def _first_facts(sampler: Sampler) -> Facts:
-    """Learn how the box can be called, then ask about the typical rows."""
-    find_call_limits(sampler)
-    return Facts.at_typical_rows(sampler, Findings())
 
 
 def _variable(fn: Callable[..., Any]) -> str:

@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from bondgrad.policies import Calibrated
-from bondgrad.probing._calls import Speed, measure_speed
 from bondgrad.probing._differences import Smoothness, StepLadder, measure_smoothness, measure_steps
 from bondgrad.probing._influences import History, RowCoupling, measure_memory, measure_row_coupling
 from bondgrad.probing._inputs import Dependence, Sensitivity, measure_dependence, measure_sensitivity
@@ -14,6 +13,7 @@ from bondgrad.probing._number_format import applying, duration
 from bondgrad.probing._randomness import GENERATORS, Randomness, measure_randomness
 from bondgrad.probing._ranges import Ranges, measure_ranges
 from bondgrad.probing._rounding import Rounding, measure_rounding, precision_of
+from bondgrad.probing._speed import Speed, measure_speed
 from bondgrad.step._trials import SETTINGS
 
 DEFAULT_BATCH, DEFAULT_STEPS = 64, 1000  # rows of a training step, and steps, whose cost is predicted

@@ -5,7 +5,6 @@ import math
 import pytest
 
 from bondgrad.probing import Report
-from bondgrad.probing._calls import Speed
 from bondgrad.probing._differences import Smoothness, StepLadder
 from bondgrad.probing._influences import History, RowCoupling
 from bondgrad.probing._inputs import Dependence, Sensitivity
@@ -13,6 +12,7 @@ from bondgrad.probing._randomness import Randomness
 from bondgrad.probing._ranges import Failure, Ranges
 from bondgrad.probing._report import choose_noise
 from bondgrad.probing._rounding import Rounding
+from bondgrad.probing._speed import Speed
 
 GIVEN = {
     "name": "fn",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bondgrad.probing._calls import Speed
+from bondgrad.probing._speed import Speed
 
 
 def speed(batches, max_rows=None):
