@@ -67,9 +67,10 @@ class Sampler:
         everything = self.realise(x.double().cpu())  # [N, d]
         self.x = everything[chosen]  # [n, d]
         self.lowest, self.highest = everything.aminmax(dim=0)  # [d]
-        default, here = torch.get_default_device(), contextlib.nullcontext()
+        default, anywhere = torch.get_default_device(), contextlib.nullcontext[Any]()
         # Where answers are worked on: on the CPU, whatever the default device; and where the box makes tensors.
-        self.workplace, self._box_place = (here, here) if default.type == "cpu" else (torch.device("cpu"), default)
+        self.workplace = anywhere if default.type == "cpu" else torch.device("cpu")
+        self._box_place = anywhere if default.type == "cpu" else default
         spread = Spread.of(everything)
         alike = torch.minimum(spread.typical, (self.high - self.low) / 4)
         self.spread = torch.where(spread.deviation > 0, spread.deviation, alike)  # [d] how far inputs typically move

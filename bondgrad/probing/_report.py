@@ -8,10 +8,9 @@ from typing import Any
 from bondgrad.policies import Calibrated
 from bondgrad.probing._differences import Smoothness, StepLadder, measure_smoothness, measure_steps
 from bondgrad.probing._influences import History, RowCoupling, measure_memory, measure_row_coupling
-from bondgrad.probing._inputs import Dependence, Sensitivity, measure_dependence, measure_sensitivity
+from bondgrad.probing._inputs import Dependence, Ranges, Sensitivity, measure_effects, measure_pattern, measure_ranges
 from bondgrad.probing._number_format import applying, duration
 from bondgrad.probing._randomness import GENERATORS, Randomness, measure_randomness
-from bondgrad.probing._ranges import Ranges, measure_ranges
 from bondgrad.probing._rounding import Rounding, measure_rounding, precision_of
 from bondgrad.probing._speed import Speed, measure_speed
 from bondgrad.step._trials import SETTINGS
@@ -37,8 +36,8 @@ class Findings:
     company: RowCoupling | None = field(default=None, metadata={"title": "Rows together", "by": measure_row_coupling})
     smoothness: Smoothness | None = field(default=None, metadata={"title": "Smoothness", "by": measure_smoothness})
     ranges: Ranges | None = field(default=None, metadata={"title": "Ranges", "by": measure_ranges})
-    dependence: Dependence | None = field(default=None, metadata={"title": "Structure", "by": measure_dependence})
-    sensitivity: Sensitivity | None = field(default=None, metadata={"title": "Inputs", "by": measure_sensitivity})
+    dependence: Dependence | None = field(default=None, metadata={"title": "Structure", "by": measure_pattern})
+    sensitivity: Sensitivity | None = field(default=None, metadata={"title": "Inputs", "by": measure_effects})
 
 
 @dataclass(frozen=True)

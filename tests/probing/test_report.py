@@ -7,9 +7,8 @@ import pytest
 from bondgrad.probing import Report
 from bondgrad.probing._differences import Smoothness, StepLadder
 from bondgrad.probing._influences import History, RowCoupling
-from bondgrad.probing._inputs import Dependence, Sensitivity
+from bondgrad.probing._inputs import Dependence, Failure, Ranges, Sensitivity
 from bondgrad.probing._randomness import Randomness
-from bondgrad.probing._ranges import Failure, Ranges
 from bondgrad.probing._report import choose_noise
 from bondgrad.probing._rounding import Rounding
 from bondgrad.probing._speed import Speed

@@ -3,8 +3,7 @@
 import pytest
 
 from bondgrad.probing._influences import History, RowCoupling
-from bondgrad.probing._inputs import Dependence, Sensitivity
-from bondgrad.probing._ranges import Failure
+from bondgrad.probing._inputs import Dependence, Failure, Sensitivity
 from tests.probing.test_report import noisy, quiet, ranges, rounding
 
 
