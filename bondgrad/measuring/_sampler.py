@@ -138,10 +138,10 @@ class Sampler:
     def ask_moved(self, rows: Tensor, inputs: Tensor, values: Tensor) -> Tensor:
         """The box at rows [m] of x, in which one of inputs [m] has each of values [m, ...]: [m, ..., d_out]."""
         at_once = max(1, MOST_NUMBERS // (values[0].numel() * self.x.shape[1]))
-        parts = []
-        for r, i, v in zip(*(torch.split(t, at_once) for t in (rows, inputs, values.flatten(1))), strict=True):
-            parts.append(self.ask(one_input_moved(self.x[r], i[:, None], v[:, :, None]), r))  # at points [m, 1, k, d]
-        return torch.cat(parts).view(*values.shape, -1)
+        portions = zip(*(torch.split(t, at_once) for t in (rows, inputs, values.flatten(1))), strict=True)
+        # Points are [m, 1, k, d].
+        y = [self.ask(one_input_moved(self.x[r], i[:, None], v[:, :, None]), r) for r, i, v in portions]
+        return torch.cat(y).view(*values.shape, -1)
 
     def either_side(self, rows: Tensor, inputs: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
         """At rows [m] of x, the values of one of inputs [m] minus and plus each of steps [m, k], within the limits.

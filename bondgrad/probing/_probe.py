@@ -16,7 +16,7 @@ from bondgrad.errors import checked_seed, positive_float, positive_int
 from bondgrad.evaluators import Evaluator
 from bondgrad.measuring._no_trace import no_trace
 from bondgrad.measuring._sampler import MeasurementSkipped, Sampler
-from bondgrad.probing._facts import Facts, find_first_facts
+from bondgrad.probing._facts import find_first_facts
 from bondgrad.probing._influences import SETTINGS, DriftMonitor
 from bondgrad.probing._report import Findings, Report
 
@@ -107,26 +107,22 @@ class Session:
         self._left_out: list[str] = []
 
     def run(self) -> Generator[str, None, None]:
-        """Measure. Before each measurement its name is given, for those who watch."""
+        """Make all measurements, each given what those before it have found; yields the name of each before it."""
         sampler = self.sampler
         with no_trace(sampler.function.fn):
             yield "First questions"
             facts = self._attempt("First questions and all that follow", find_first_facts, sampler, self._findings)
-            if facts is not None:
-                yield from self._measure_all(facts)
-
-    def _measure_all(self, facts: Facts) -> Generator[str, None, None]:
-        """All measurements, each given what those before it have found."""
-        sampler = self.sampler
-        monitor = DriftMonitor(facts.usable[: max(SETTINGS.rows, sampler.caller.smallest)])
-        measurements = [(kind.name, kind.metadata["title"], kind.metadata["by"]) for kind in fields(Findings)]
-        for name, title, measure in (*measurements, ("history", "History", monitor.measure_drift)):
-            yield title
-            self._attempt("", monitor.look, sampler, facts)
-            facts = facts.with_finding(name, self._attempt(title, measure, sampler, facts, self._generator))
-            self._findings = facts.found
-            if name == "randomness":  # which shows whether calls fail by chance
-                facts = self._attempt("", facts.asked_again, sampler) or facts
+            if facts is None:
+                return
+            monitor = DriftMonitor(facts.usable[: max(SETTINGS.rows, sampler.caller.smallest)])
+            measurements = [(kind.name, kind.metadata["title"], kind.metadata["by"]) for kind in fields(Findings)]
+            for name, title, measure in (*measurements, ("history", "History", monitor.measure_drift)):
+                yield title
+                self._attempt("", monitor.look, sampler, facts)
+                facts = facts.with_finding(name, self._attempt(title, measure, sampler, facts, self._generator))
+                self._findings = facts.found
+                if name == "randomness":  # which shows whether calls fail by chance
+                    facts = self._attempt("", facts.asked_again, sampler) or facts
 
     def report(self) -> Report:
         """What is known by now."""
