@@ -19,22 +19,17 @@ def no_trace(fn: object) -> Iterator[None]:
 
     Running statistics of batch normalisation are buffers, and move with every call in training mode.
     """
-    randomness, module = RandomStates(), fn if isinstance(fn, nn.Module) else nn.Module()
-    buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
-    places = [(tensors, name, tensors[name]) for tensors, name in entries([m._buffers for m in module.modules()])]
+    module = fn if isinstance(fn, nn.Module) else nn.Module()
     owner: Any = snapshot_owner(fn)
-    kept = None if owner is None else owner.snapshot()
-    try:
-        yield
-    finally:
-        for buffer, before in buffers:
-            with torch.no_grad():
-                buffer.copy_(before)
-        for tensors, name, buffer in places:  # where a module has put another
-            tensors[name] = buffer
+    with contextlib.ExitStack() as stack:
+        stack.callback(RandomStates().restore)
         if owner is not None:
-            owner.restore(kept)
-        randomness.restore()
+            stack.callback(owner.restore, owner.snapshot())
+        for tensors, name in entries([m._buffers for m in module.modules()]):
+            stack.callback(tensors.__setitem__, name, tensors[name])  # where a module has put another
+        for buffer in module.buffers():
+            stack.callback(torch.no_grad()(buffer.copy_), buffer.detach().clone())
+        yield
 
 
 class RandomStates:
