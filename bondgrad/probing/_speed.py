@@ -85,10 +85,9 @@ def measure_speed(sampler: Sampler, facts: Facts, generator: torch.Generator) ->
     end = sampler.elapsed + SETTINGS.share * sampler.time_left
     sizes = [n for n in sorted({caller.smallest, *SETTINGS.sizes}) if caller.smallest <= n <= (caller.max_rows or n)]
     for n in sizes * SETTINGS.repeats:
-        late = sampler.elapsed + caller.seconds_per_call + n * caller.seconds_per_row > end
-        if late or sampler.evaluations + n > allowed or (caller.refused is not None and n >= caller.refused):
-            continue
-        if not sampler.time_rows(facts.choose(n, generator)):  # these rows work: it fails for its size
+        in_time = sampler.elapsed + caller.seconds_per_call + n * caller.seconds_per_row <= end
+        fits = in_time and sampler.evaluations + n <= allowed and (caller.refused is None or n < caller.refused)
+        if fits and not sampler.time_rows(facts.choose(n, generator)):  # these rows work: it fails for its size
             caller.refused = n
     if not caller.times:
         raise BudgetExceeded("the time left does not reach")
