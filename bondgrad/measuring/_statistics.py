@@ -19,7 +19,7 @@ def mean(samples: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def normal_quantile(p: float) -> float:
-    """Of the normal distribution."""
+    """The quantile of the standard normal distribution with probability p."""
     return float(torch.special.ndtri(torch.tensor(p, dtype=torch.float64, device="cpu")))
 
 

@@ -18,7 +18,7 @@ AMPLITUDE = (2.0, 1.0, 0.5)  # of the noise in the slopes at half the step, at t
 
 @dataclass(frozen=True)
 class LadderSettings:
-    """Of the climb. The values were found on the boxes of `benchmarks/calibrated.py`."""
+    """How the ladder of steps is climbed. The values were found on the boxes of `benchmarks/calibrated.py`."""
 
     rungs: int = 9  # each step is four times the one before, the last as long as the inputs reach
     more_rungs: int = 12  # that may be added below, for inputs that vary much less than their size
@@ -88,7 +88,7 @@ class StepTrial(NamedTuple):
 
 
 def noise_covariance(differences: Differences) -> Tensor:
-    """Of the noise in D(h/2), D(h), D(2h): [3, 3], for a variance of 1 in D(h)."""
+    """The covariance [3, 3] of the noise in D(h/2), D(h), D(2h), for a variance of 1 in D(h)."""
     amplitude = torch.tensor(AMPLITUDE, dtype=torch.float64, device="cpu")
     independent = amplitude.square().diag()
     # With an end in common, half of every variance is one and the same number.
@@ -96,7 +96,7 @@ def noise_covariance(differences: Differences) -> Tensor:
 
 
 class FirstStep(NamedTuple):
-    """Where slopes agree best."""
+    """The step at which slopes agree best, and how large they are."""
 
     step: Tensor  # [d]
     slope: Tensor  # the typical size of the slopes: the median over inputs; one where none was seen
@@ -143,7 +143,7 @@ def climb(start: StartingPoint) -> FirstStep:
 
 
 def _more_rungs(start: StartingPoint) -> int:
-    """Than usual, for inputs that vary much less than their size."""
+    """How many rungs to add below the usual ones, for inputs that vary much less than their size."""
     deviation = start.spread.deviation
     ratio = torch.where(deviation > 0, start.reach / deviation, 1).amax()
     more = 1 + math.ceil(math.log(SETTINGS.below * float(ratio), 4)) - SETTINGS.rungs

@@ -49,7 +49,7 @@ class StepLadder:
 
     @property
     def words(self) -> str:
-        """What a person wants to know."""
+        """The finding, in sentences."""
         if not self.changes:
             return "No slope anywhere: the outputs did not change at any step."
         if self.best is None or self.error is None:
@@ -115,7 +115,7 @@ class Smoothness:
 
     @property
     def words(self) -> str:
-        """What a person wants to know."""
+        """The finding, in sentences."""
         return {
             "smooth": "Smooth, as far as one can look into it.",
             "kinks": "It has kinks, like ReLU: slopes change at once in some places. Long steps reach across them.",

@@ -30,11 +30,11 @@ class Facts:
     found: "Findings"
 
     def with_finding(self, name: str, finding: Any) -> "Facts":  # noqa: ANN401
-        """With what a measurement has found; None: it was left out."""
+        """These facts, with what a measurement has found added; None: it was left out."""
         return replace(self, found=replace(self.found, **{name: finding}))
 
     def asked_again(self, sampler: Sampler) -> "Facts":
-        """With answers about typical rows that had none, where failures come by chance."""
+        """These facts, after typical rows without an answer were asked again, where failures come by chance."""
         if sampler.caller.random_failures == 0 or len(self.usable) == len(self.y):
             return self
         return replace(self, y=self.y.where(torch.isfinite(self.y), sampler.ask_rows(torch.arange(len(self.y)))))
@@ -51,7 +51,7 @@ class Facts:
 
     @property
     def floor(self) -> float:
-        """Of the rounding inside the box, relative; zero: none is known."""
+        """The rounding inside the box, relative to its outputs; zero: none is known."""
         return 0.0 if self.found.rounding is None else self.found.rounding.floor
 
     @property

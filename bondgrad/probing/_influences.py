@@ -21,7 +21,7 @@ class RowCoupling:
 
     @property
     def words(self) -> str:
-        """What a person wants to know."""
+        """The finding, in sentences."""
         if not self.matters:
             return "Rows do not influence one another."
         change = f"other rows in the call change an answer by {percent(self.change)} of the spread"
@@ -72,7 +72,7 @@ class History:
 
     @property
     def words(self) -> str:
-        """What a person wants to know."""
+        """The finding, in sentences."""
         looks = f"{self.looks} looks at the same rows"
         harm = "Both ends of a central difference are asked next to each other, so slow drift does little harm."
         changed = f"the question before changes an answer by {percent(self.memory)} of the spread"

@@ -51,7 +51,7 @@ class Failure:
 
     @property
     def words(self) -> str:
-        """For the list of failures."""
+        """Where and how the box fails, for the list of failures."""
         low, high = (None if end is None else f"{end:.3g}" for end in (self.low, self.high))
         inside = f"from {low} to {high}" if low else "anywhere"
         where = inside if (low is None) == (high is None) else f"above {low}" if low else f"below {high}"
@@ -75,7 +75,7 @@ class Ranges:
 
     @property
     def words(self) -> str:
-        """What a person wants to know."""
+        """The finding, in sentences."""
         places = "; ".join(f.words for f in self.failures[:8]) + "; ..." * (len(self.failures) > 8)
         return sentences(
             self.failing_rows > 0 and f"It fails at {percent(self.failing_rows)} of the typical rows.",
@@ -145,7 +145,7 @@ def _failures(sampler: Sampler, rows: Tensor, one: Tensor, values: Tensor, broke
 
 
 def _edge(sampler: Sampler, rows: Tensor, one: Tensor, fine: Tensor, broken: Tensor) -> float:
-    """Between a value at which it works and one at which it does not, the border."""
+    """The border between a value at which the box works and one at which it does not."""
     for _ in range(SETTINGS.halvings if sampler.affordable > SETTINGS.reserve else 0):
         middle = (fine + broken) / 2
         works = bool(torch.isfinite(_sweep(sampler, rows, one, middle.view(1, 1))).all())
@@ -155,7 +155,7 @@ def _edge(sampler: Sampler, rows: Tensor, one: Tensor, fine: Tensor, broken: Ten
 
 @dataclass(frozen=True)
 class Dependence:
-    """The pattern, in numbers."""
+    """Which outputs depend on which inputs, in numbers."""
 
     groups: int  # of inputs that can move together
     inputs: int
@@ -165,7 +165,7 @@ class Dependence:
 
     @property
     def words(self) -> str:
-        """What a person wants to know."""
+        """The finding, in sentences."""
         if self.groups == self.inputs:
             return "No structure to be used: every input shares an output with every other."
         saving = f"{2 * self.groups:,} evaluations a row for a central gradient instead of {2 * self.inputs:,}"
@@ -226,7 +226,7 @@ class Sensitivity:
 
     @property
     def words(self) -> str:
-        """What a person wants to know."""
+        """The finding, in sentences."""
         order = sorted(range(len(self.change)), key=lambda i: -self.change[i])
         strongest = ", ".join(f"{i} ({self.change[i]:.2g})" for i in order[:3])
         least = f"; least: {order[-1]} ({self.change[order[-1]]:.2g})" if len(order) > 3 else ""

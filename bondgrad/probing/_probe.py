@@ -125,7 +125,7 @@ class Session:
                     facts = self._attempt("", facts.asked_again, sampler) or facts
 
     def report(self) -> Report:
-        """What is known by now."""
+        """A report of what has been measured by now."""
         sampler = self.sampler
         return Report(
             **self._known,

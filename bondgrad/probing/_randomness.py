@@ -20,7 +20,7 @@ GENERATORS = {"torch": "torch's generator", "numpy": "numpy's global generator",
 
 @dataclass(frozen=True)
 class RandomnessSettings:
-    """How often what is asked again."""
+    """Which rows are asked again to see whether answers repeat, and how often."""
 
     rows: int = 16  # that are asked again and again; times the repeats, enough for a deviation within a tenth
     repeats: int = 16
@@ -56,7 +56,7 @@ class Randomness:
 
     @property
     def words(self) -> str:
-        """What a person wants to know."""
+        """The finding, in sentences."""
         if self.deterministic and self.moving:
             return "Asked again, its answers have no noise, but move on steadily."
         if self.deterministic:

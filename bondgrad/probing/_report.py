@@ -42,7 +42,7 @@ class Findings:
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one estimator, the box alone."""
+    """What training with one estimator costs, counting the box alone."""
 
     evaluations: int  # of a training step, with those of the forward pass
     seconds: float | None  # of a training step; None: the speed is not known
@@ -51,7 +51,7 @@ class Cost:
 
     @property
     def words(self) -> str:
-        """What a person wants to know."""
+        """The cost, in words."""
         hours = "" if self.hours is None else f", {duration(3600 * self.hours)} in all"
         return f"{self.evaluations:,} evaluations a step{hours}{' (extrapolated)' * self.extrapolated}"
 
@@ -110,12 +110,12 @@ class Report(Findings):
 
     @property
     def reasons(self) -> dict[str, str]:
-        """Why, for every recommended argument."""
+        """Why each of the arguments is recommended."""
         return {name: reason for name, (_, reason) in recommend(self).items()}
 
     @property
     def warnings(self) -> list[str]:
-        """What no argument can set right."""
+        """Problems of the box that no argument of BlackBox can solve."""
         random, history = self.randomness, self.history
         modules = [] if random is None else random.modules
         drawn = random is not None and (random.generator is not None or random.by_place)
@@ -156,7 +156,7 @@ class Report(Findings):
         return {estimator: self._cost(moved, batch, steps) for estimator, moved in per_row.items()}
 
     def _cost(self, moved: int, batch: int, steps: int) -> Cost:
-        """Of an estimator that evaluates so many moved copies of every row."""
+        """The cost with an estimator that evaluates so many moved copies of every row."""
         evaluations = round(batch * (1 + (1 + Calibrated.share) * moved))
         if self.speed is None:
             return Cost(evaluations, None, None, False)
@@ -175,7 +175,7 @@ class Report(Findings):
         return plain
 
     def text(self, batch: int = DEFAULT_BATCH, steps: int = DEFAULT_STEPS) -> str:
-        """To read, without colours."""
+        """The whole report as plain text."""
         costs = [f"{estimator} {cost.words}" for estimator, cost in self.cost(batch, steps).items()]
         lines = [f"{self.name}: {self.verdict}", "", self.about, ""]
         lines += [f"{title}: {words}" for title, words in self.words.items()]

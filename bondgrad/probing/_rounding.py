@@ -46,7 +46,7 @@ PRECISION_NAMES = ("float64", "float32", "TF32 or float16", "bfloat16", "coarser
 
 @dataclass(frozen=True)
 class Rounding:
-    """How finely it computes."""
+    """How finely the box computes, and whether its answers lie on a lattice."""
 
     floor: float  # standard deviation of the rounding, over the size of the outputs
     precision: str  # what that looks like
@@ -65,7 +65,7 @@ class Rounding:
 
     @property
     def words(self) -> str:
-        """What a person wants to know."""
+        """The finding, in sentences."""
         text = f"No rounding to be seen: {self.precision}."
         if self.quantised:
             power = math.log10(self.largest_quantum)

@@ -27,7 +27,7 @@ SETTINGS = SpeedSettings()
 
 @dataclass(frozen=True)
 class Speed:
-    """Times of calls."""
+    """How long calls take, by their rows, and how many rows the box takes in one."""
 
     latency: float  # seconds of a call with one row (or with as few as it takes)
     batches: dict[int, float]  # rows of a call: its seconds, small calls first
@@ -62,7 +62,7 @@ class Speed:
 
     @property
     def words(self) -> str:
-        """What a person wants to know."""
+        """The finding, in sentences."""
         smallest, largest = min(self.batches), max(self.batches)
         alone = "One row takes" if smallest == 1 else f"It does not take one row alone; {smallest} take"
         text = f"{alone} {duration(self.latency)}"
