@@ -91,9 +91,8 @@ class Session:
         rows = rows.to(function.compute_device(rows.device))
         self._generator = torch.Generator("cpu").manual_seed(checked_seed(seed))
         chosen = torch.randperm(len(x), generator=self._generator, device="cpu")[:TYPICAL_ROWS]
-        contexts = context_rows(context, x.shape[:1])
         bounds = Limits((-math.inf, math.inf) if limits is None else limits, x.shape[1])
-        seconds = positive_float("seconds", seconds)
+        contexts, seconds = context_rows(context, x.shape[:1]), positive_float("seconds", seconds)
         self.sampler = Sampler(function, rows, chosen, contexts, bounds, evaluator, budget, seconds)
         self._known: dict[str, Any] = {
             "name": _variable(fn),

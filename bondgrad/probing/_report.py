@@ -171,8 +171,7 @@ class Report(Findings):
         said = {name: getattr(self, name) for name in ("verdict", "words", "code", "reasons", "warnings")}
         costs = {estimator: asdict(cost) for estimator, cost in self.cost(batch, steps).items()}
         everything = said | asdict(self) | {"cost": {"batch": batch, "steps": steps, **costs}}
-        plain: dict[str, Any] = json.loads(json.dumps(everything), parse_constant=lambda _: None)
-        return plain
+        return dict(json.loads(json.dumps(everything), parse_constant=lambda _: None))
 
     def text(self, batch: int = DEFAULT_BATCH, steps: int = DEFAULT_STEPS) -> str:
         """The whole report as plain text."""
