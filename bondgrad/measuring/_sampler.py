@@ -77,7 +77,7 @@ class Sampler:
         self.full_precision, self._autocast = True, autocast_dtype(x)
         self.seed: int | None = None  # for a box that takes one; None: none, or a new one in every call if it must
         taken = parameters(function.fn.forward if isinstance(function.fn, nn.Module) else function.fn).get("seed")
-        self._needs_seed = taken is not None and taken.default is taken.empty
+        self._needs_seed = function.seed_position is not None and taken is not None and taken.default is taken.empty
         owner: Any = snapshot_owner(function.fn)
         self._owner, self._snapshot = owner, None if owner is None else owner.snapshot()
         self.caller = FaultTolerantCaller(self._send, self.x, self._driver.max_rows)
