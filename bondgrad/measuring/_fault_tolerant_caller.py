@@ -16,7 +16,7 @@ Send = Callable[[Tensor, Tensor], tuple[Tensor, float]]  # points [n, d] near ro
 
 @dataclass(frozen=True)
 class CallSettings:
-    """How a box is called."""
+    """How many rows a call has, how long it may take, and how often it is made again."""
 
     most_rows: int = 512  # rows in a call at most: more bring little, and a failure among them costs more to locate
     retries: int = 6  # how often a failing call is repeated once some calls were seen to fail by chance
@@ -52,7 +52,7 @@ class FaultTolerantCaller:
 
     @property
     def call_rows(self) -> int:
-        """Rows of a call, so that it takes no longer than it should (or one row does)."""
+        """Rows of a call that takes no longer than calls should, or of the smallest call."""
         spare = max(SETTINGS.seconds - self.seconds_per_call, self.seconds_per_call)
         if self.seconds_per_row * self.largest <= spare:
             return self.largest
@@ -104,7 +104,7 @@ class FaultTolerantCaller:
         return error
 
     def count_random_failures(self, times: int) -> None:
-        """So many failures were chance. What was taken for a limit of its calls before may have been no more."""
+        """Count failures that came by chance. The first of them drops limits found before, which may be chance, too."""
         if times > 0 and self.random_failures == 0:
             self.refused, self.largest = None, self._most_rows
         self.random_failures += times
@@ -127,10 +127,13 @@ class FaultTolerantCaller:
             answer = self.call(points, rows, once=n > self.smallest)
             if isinstance(answer, Tensor):
                 return answer
-            if n == self.smallest:
-                return self._failed(n, answer)
             if is_out_of_memory(answer):
+                if n == self.smallest:
+                    raise answer
                 self._refuse(n)
+            elif n == self.smallest:
+                self.errors["a wrong shape" if answer.__cause__ is None else type(answer.__cause__).__name__] += n
+                return torch.full((n, self.out_features), math.nan, dtype=torch.float64)
         failed, half = self.errors.total(), n // 2
         y = torch.cat([self._bisected(points[part], rows[part]) for part in (slice(half), slice(half, None))])
         # No row is at fault: is it their number, or chance?
@@ -138,13 +141,6 @@ class FaultTolerantCaller:
         if doubtful and isinstance(self.call(points, rows, failures=1), Exception):
             self._refuse(n)
         return y
-
-    def _failed(self, n: int, error: Exception) -> Tensor:
-        """[n, d_out] NaN, and a note of the error."""
-        if is_out_of_memory(error):
-            raise error
-        self.errors["a wrong shape" if error.__cause__ is None else type(error.__cause__).__name__] += n
-        return torch.full((n, self.out_features), math.nan, dtype=torch.float64)
 
     def _is_refused(self, n: int) -> bool:
         return self.refused is not None and n >= self.refused

@@ -2,7 +2,7 @@
 
 import contextlib
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -19,41 +19,32 @@ def no_trace(fn: object) -> Iterator[None]:
 
     Running statistics of batch normalisation are buffers, and move with every call in training mode.
     """
-    randomness, module = RandomStates(), fn if isinstance(fn, nn.Module) else nn.Module()
-    buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
-    places = [(tensors, name, tensors[name]) for tensors, name in entries([m._buffers for m in module.modules()])]
+    module = fn if isinstance(fn, nn.Module) else nn.Module()
     owner: Any = snapshot_owner(fn)
-    kept = None if owner is None else owner.snapshot()
-    try:
-        yield
-    finally:
-        for buffer, before in buffers:
-            with torch.no_grad():
-                buffer.copy_(before)
-        for tensors, name, buffer in places:  # where a module has put another
-            tensors[name] = buffer
+    with contextlib.ExitStack() as stack:
+        stack.callback(RandomStates().restore)
         if owner is not None:
-            owner.restore(kept)
-        randomness.restore()
+            stack.callback(owner.restore, owner.snapshot())
+        for tensors, name in entries([m._buffers for m in module.modules()]):
+            stack.callback(tensors.__setitem__, name, tensors[name])  # where a module has put another
+        for buffer in module.buffers():
+            stack.callback(torch.no_grad()(buffer.copy_), buffer.detach().clone())
+        yield
 
 
 class RandomStates:
     """The states of the random numbers that a whole process shares: torch's, numpy's and Python's."""
 
     def __init__(self) -> None:
-        self._python = random.getstate()
-        self._numpy = np.random.get_state()
-        self._torch = torch.get_rng_state()
-        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+        self._states: dict[str, list[tuple[Callable[[Any], None], Any]]] = {  # what sets each state, and the state
+            "python": [(random.setstate, random.getstate())],
+            "numpy": [(np.random.set_state, np.random.get_state())],
+            "torch": [(torch.set_rng_state, torch.get_rng_state()), (torch.cuda.set_rng_state_all, cuda)],
+        }
 
     def restore(self, *which: str) -> None:
         """Bring them back: those named, of "torch", "numpy" and "python"; all, if none is."""
-        which = which or ("torch", "numpy", "python")
-        if "python" in which:
-            random.setstate(self._python)
-        if "numpy" in which:
-            np.random.set_state(self._numpy)
-        if "torch" in which:
-            torch.set_rng_state(self._torch)
-            if self._cuda:
-                torch.cuda.set_rng_state_all(self._cuda)
+        for name in which or self._states:
+            for set_state, state in self._states[name]:
+                set_state(state)

@@ -1,11 +1,7 @@
 """Asking a box near typical rows, within a budget of evaluations and of time, and never outside its limits."""
 
 import contextlib
-import inspect
-import math
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -13,6 +9,7 @@ from torch import Tensor, nn
 
 from bondgrad.calling._function import RowFunction
 from bondgrad.calling._limits import Limits
+from bondgrad.calling._signature import parameters
 from bondgrad.calling._state_form import snapshot_owner
 from bondgrad.evaluators import Driver, Evaluator, Local
 from bondgrad.measuring._fault_tolerant_caller import FaultTolerantCaller
@@ -45,7 +42,7 @@ class Sampler:
         x: [N, d] typical rows, finite. Ranges and spreads go by all of them.
         chosen: [n] those of them that are asked about.
         context: [N, ...] each: further inputs of the box.
-        limits: No point outside is evaluated; None: all may be.
+        limits: No point outside is evaluated.
         evaluator: Where rows are evaluated; None: in this process.
         budget: Most evaluations.
         seconds: Most time. A call that takes longer is not interrupted.
@@ -57,36 +54,35 @@ class Sampler:
         x: Tensor,
         chosen: Tensor,
         context: tuple[Tensor, ...],
-        limits: Limits | None,
+        limits: Limits,
         evaluator: Evaluator | None,
         budget: int,
         seconds: float,
     ) -> None:
         self.function, self._driver = function, Driver(Local() if evaluator is None else evaluator)
         self._times_function = evaluator is None and x.device.type == "cpu"  # where its own clock is right
-        self._context = tuple(c[chosen.to(c.device)] for c in context)
+        self._context = tuple(c[chosen.to(c.device)].to(x.device) for c in context)
         self.dtype, self.device = x.dtype, x.device
-        anywhere = torch.full_like(x[0], math.inf)
-        ends = (-anywhere, anywhere) if limits is None else limits.like(x)
-        self.low, self.high = (end.double().cpu() for end in ends)  # [d] infinite where there are no limits
+        self.low, self.high = (end.double().cpu() for end in limits.like(x))  # [d] infinite where there are no limits
         everything = self.realise(x.double().cpu())  # [N, d]
         self.x = everything[chosen]  # [n, d]
         self.lowest, self.highest = everything.aminmax(dim=0)  # [d]
-        self._default_device = torch.get_default_device()  # where the box makes tensors, if it does not say
-        with self.workplace():
-            spread = Spread.of(everything)
+        default, anywhere = torch.get_default_device(), contextlib.nullcontext[Any]()
+        # Where answers are worked on: on the CPU, whatever the default device; and where the box makes tensors.
+        self.workplace = anywhere if default.type == "cpu" else torch.device("cpu")
+        self._box_place = anywhere if default.type == "cpu" else default
+        spread = Spread.of(everything)
         alike = torch.minimum(spread.typical, (self.high - self.low) / 4)
         self.spread = torch.where(spread.deviation > 0, spread.deviation, alike)  # [d] how far inputs typically move
         self.full_precision, self._autocast = True, autocast_dtype(x)
         self.seed: int | None = None  # for a box that takes one; None: none, or a new one in every call if it must
-        self._needs_seed = function.seed_position is not None and _needs_seed(function.fn)
+        taken = parameters(function.fn.forward if isinstance(function.fn, nn.Module) else function.fn).get("seed")
+        self._needs_seed = function.seed_position is not None and taken is not None and taken.default is taken.empty
         owner: Any = snapshot_owner(function.fn)
-        self._owner = owner
-        self._snapshot = None if owner is None else owner.snapshot()
+        self._owner, self._snapshot = owner, None if owner is None else owner.snapshot()
         self.caller = FaultTolerantCaller(self._send, self.x, self._driver.max_rows)
         self.evaluations, self.calls, self._budget = 0, 0, budget
-        self._start = time.perf_counter()
-        self._end = self._start + seconds
+        self._start, self._seconds = time.perf_counter(), seconds
 
     @property
     def elapsed(self) -> float:
@@ -96,7 +92,7 @@ class Sampler:
     @property
     def time_left(self) -> float:
         """Seconds until the time is over."""
-        return max(0.0, self._end - time.perf_counter())
+        return max(0.0, self._seconds - self.elapsed)
 
     @property
     def affordable(self) -> int:
@@ -142,10 +138,10 @@ class Sampler:
     def ask_moved(self, rows: Tensor, inputs: Tensor, values: Tensor) -> Tensor:
         """The box at rows [m] of x, in which one of inputs [m] has each of values [m, ...]: [m, ..., d_out]."""
         at_once = max(1, MOST_NUMBERS // (values[0].numel() * self.x.shape[1]))
-        parts = []
-        for r, i, v in zip(*(torch.split(t, at_once) for t in (rows, inputs, values.flatten(1))), strict=True):
-            parts.append(self.ask(one_input_moved(self.x[r], i[:, None], v[:, :, None]), r))  # at points [m, 1, k, d]
-        return torch.cat(parts).view(*values.shape, -1)
+        portions = zip(*(torch.split(t, at_once) for t in (rows, inputs, values.flatten(1))), strict=True)
+        # Points are [m, 1, k, d].
+        y = [self.ask(one_input_moved(self.x[r], i[:, None], v[:, :, None]), r) for r, i, v in portions]
+        return torch.cat(y).view(*values.shape, -1)
 
     def either_side(self, rows: Tensor, inputs: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
         """At rows [m] of x, the values of one of inputs [m] minus and plus each of steps [m, k], within the limits.
@@ -166,10 +162,6 @@ class Sampler:
         """Learn how long one call with rows [n] of x takes; False: it failed, and failed again."""
         return self.caller.time(self.x[rows], rows)
 
-    def workplace(self) -> AbstractContextManager[Any]:
-        """Where what is measured is worked out: on the CPU, whatever the default device."""
-        return contextlib.nullcontext() if self._default_device.type == "cpu" else torch.device("cpu")
-
     def _send(self, points: Tensor, rows: Tensor) -> tuple[Tensor, float]:
         """One call with points [n, d] near rows [n]: the outputs [n, d_out], and the seconds that it took."""
         tries = len(self.function.interfaces)  # with either kind of array, while it is not known which it takes
@@ -180,11 +172,10 @@ class Sampler:
         seed = self.calls if self.seed is None and self._needs_seed else self.seed
         made = self.realise(points).to(self.device, self.dtype)  # a copy: a box may write into what it is given
         nearby = tuple(c[rows.to(c.device)] for c in self._context)
-        default = contextlib.nullcontext() if self._default_device.type == "cpu" else self._default_device
         evaluations, calls, inside = self.function.evaluations, self.function.calls, self.function.seconds
         start = time.perf_counter()
         try:
-            with arithmetic(self.full_precision, self.device, self._autocast), default:
+            with arithmetic(self.full_precision, self.device, self._autocast), self._box_place:
                 y = self._driver.ask(self.function, made, nearby, seed=seed, purpose="probe").double().cpu().clone()
         finally:  # an evaluator may call the box elsewhere, where its own counters are not seen
             self.evaluations += max(len(points), self.function.evaluations - evaluations)
@@ -196,9 +187,3 @@ class Sampler:
         late = self.affordable < self._budget - self.evaluations or self.time_left <= 0
         why = "in the time left" if late else "of the budget"
         return BudgetExceeded(f"the {self.affordable:,} evaluations {why} do not reach")
-
-
-def _needs_seed(fn: Callable[..., Any]) -> bool:
-    """Whether a function that takes a seed cannot be called without."""
-    parameter = inspect.signature(fn.forward if isinstance(fn, nn.Module) else fn).parameters["seed"]
-    return parameter.default is parameter.empty

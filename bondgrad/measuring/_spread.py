@@ -43,6 +43,6 @@ class Spread(NamedTuple):
 
 
 def input_sums(x: Tensor) -> Tensor:
-    """Of x [B, d] and of its squares, [2·d]; in double precision, since a variance is what large numbers leave."""
+    """Sums [2·d] over the rows of x [B, d] and of its squares; in double precision, since large numbers cancel."""
     wide = x if x.device.type == "mps" else x.double()
     return torch.cat((wide.sum(0), wide.square().sum(0)))

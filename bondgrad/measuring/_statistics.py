@@ -19,18 +19,13 @@ def mean(samples: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def normal_quantile(p: float) -> float:
-    """Of the normal distribution."""
+    """The quantile of the standard normal distribution with probability p."""
     return float(torch.special.ndtri(torch.tensor(p, dtype=torch.float64, device="cpu")))
 
 
 def student(z: float, freedom: Tensor) -> Tensor:
     """The quantile of Student's distribution that has the probability of z in the normal one (Cornish and Fisher)."""
-    terms = (
-        z,
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-    )
+    terms = (z, (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384)
     return sum((term / freedom**n for n, term in enumerate(terms)), torch.zeros_like(freedom))
 
 

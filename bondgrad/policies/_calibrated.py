@@ -7,9 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bondgrad.measuring._ladder import climb, most_slopes
 from bondgrad.measuring._spread import Spread, input_sums
-from bondgrad.measuring._step_trial import Differences, StartingPoint, StepTrial, noise_covariance
+from bondgrad.measuring._step_trial import Differences, StartingPoint, StepTrial, climb, most_slopes, noise_covariance
 from bondgrad.policies._policy import Batch, MeasuringPolicy, Observation, State, Steps
 
 

@@ -1,20 +1,22 @@
-"""What has been found out about a box, and what further measurements conclude from it."""
+"""What has been found out about a box, beginning with the first calls, and what measurements conclude from it."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from bondgrad.measuring._sampler import MeasurementSkipped, Sampler
+from bondgrad.measuring._sampler import BudgetExceeded, MeasurementSkipped, Sampler
 
 if TYPE_CHECKING:
-    from bondgrad.probing._findings import Findings
+    from bondgrad.probing._report import Findings
 
+T = TypeVar("T")
 SEVERAL_ROWS = 8  # rows of a call with several, where their number does not matter
+MOST_FAILING = 64  # rows that are tried before a box is believed not to work
 TYPICAL_SHARE = 10  # typical rows may take one in so many of the evaluations
 NOISY_REPEATS = 4  # of every comparison, where answers are noisy: what is rare then shows in the deviations
 
@@ -27,21 +29,12 @@ class Facts:
     unit: float  # the rounding unit of the type of the outputs, relative
     found: "Findings"
 
-    @staticmethod
-    def at_typical_rows(sampler: Sampler, found: "Findings") -> "Facts":
-        """Ask about the typical rows, or about as many as a share of the budget allows."""
-        y = sampler.ask_rows(torch.arange(min(len(sampler.x), max(2, sampler.affordable // TYPICAL_SHARE))))
-        facts = Facts(y, sampler.function.rounding or torch.finfo(sampler.dtype).eps, found)
-        if len(facts.usable) == 0:
-            raise MeasurementSkipped(f"no finite answer at {len(y)} rows asked about")
-        return facts
-
     def with_finding(self, name: str, finding: Any) -> "Facts":  # noqa: ANN401
-        """With what a measurement has found; None: it was left out."""
+        """These facts, with what a measurement has found added; None: it was left out."""
         return replace(self, found=replace(self.found, **{name: finding}))
 
     def asked_again(self, sampler: Sampler) -> "Facts":
-        """With answers about typical rows that had none, where failures come by chance."""
+        """These facts, after typical rows without an answer were asked again, where failures come by chance."""
         if sampler.caller.random_failures == 0 or len(self.usable) == len(self.y):
             return self
         return replace(self, y=self.y.where(torch.isfinite(self.y), sampler.ask_rows(torch.arange(len(self.y)))))
@@ -58,7 +51,7 @@ class Facts:
 
     @property
     def floor(self) -> float:
-        """Of the rounding inside the box, relative; zero: none is known."""
+        """The rounding inside the box, relative to its outputs; zero: none is known."""
         return 0.0 if self.found.rounding is None else self.found.rounding.floor
 
     @property
@@ -128,26 +121,27 @@ class Facts:
         if self.remembers:
             sampler.ask_rows(self.usable[: max(SEVERAL_ROWS, sampler.caller.smallest)])
 
-    def compare(self, sampler: Sampler, questions: Sequence[Callable[[], Tensor]], rows: int) -> tuple[bool, Tensor]:
-        """Whether answers [r, d_out] to questions about the same rows differ by more than noise and rounding make.
+    def compare(self, sampler: Sampler, ask: Callable[[T], Tensor], ways: list[T], rows: int) -> tuple[bool, Tensor]:
+        """Whether answers about the same rows, asked in several ways, differ by more than noise and rounding make.
 
         Args:
             sampler: The box.
-            questions: k functions, each of which asks once.
-            rows: Most rows that one of them asks about.
+            ask: Asks once, in the way given, and returns the answers [r, d_out].
+            ways: k ways of asking.
+            rows: Most rows that are asked about in any of them.
 
         Returns:
-            Whether they differ, and [k - 1, r, d_out] by how much from those to the first question, on average.
+            Whether they differ, and [k - 1, r, d_out] by how much from those in the first way, on average.
         """
-        k, repeats = len(questions), NOISY_REPEATS if self.noisy else 1
+        k, repeats = len(ways), NOISY_REPEATS if self.noisy else 1
         sampler.require(4 * repeats * k * rows, calls=2 * repeats * k)
 
         def compared() -> tuple[bool, Tensor]:
-            answers: list[list[Tensor]] = [[] for _ in questions]
+            answers: list[list[Tensor]] = [[] for _ in ways]
             # There and back again: what drifts steadily has drifted equally for each of them.
             for i in [*range(k), *reversed(range(k))] * repeats:
                 self.settle(sampler)
-                answers[i].append(questions[i]())
+                answers[i].append(ask(ways[i]))
             y = torch.stack([torch.stack(found) for found in answers])  # [k, n, r, d_out]
             n, mean = y.shape[1], y.nanmean(1)
             off = (y - mean[:, None]).abs().nan_to_num(0)
@@ -159,3 +153,49 @@ class Facts:
         differ, change = compared()
         # A few bad ones among noisy answers may make a difference: is it there again?
         return compared() if differ and self.noisy else (differ, change)
+
+
+def find_first_facts(sampler: Sampler, found: "Findings") -> Facts:
+    """Find out how many rows the box takes in a call, and how long that takes; then ask about the typical rows.
+
+    Raises:
+        BoxError: If the box answers about no row.
+    """
+    caller = sampler.caller
+    together = torch.full((min(SEVERAL_ROWS, caller.largest),), _answered_row(sampler))
+    if not sampler.time_rows(together) and caller.smallest == 1 and not sampler.time_rows(together[:2]):
+        caller.refused, caller.largest = 2, 1
+    sampler.time_rows(together[: caller.smallest])  # not the first call, which may have had to load something
+    y = sampler.ask_rows(torch.arange(min(len(sampler.x), max(2, sampler.affordable // TYPICAL_SHARE))))
+    facts = Facts(y, sampler.function.rounding or torch.finfo(sampler.dtype).eps, found)
+    if len(facts.usable) == 0:
+        raise MeasurementSkipped(f"no finite answer at {len(y)} rows asked about")
+    return facts
+
+
+def _answered_row(sampler: Sampler) -> int:
+    """A row that the box answers about: alone, or, where it takes no single rows, among others."""
+    n, error = len(sampler.x), None
+    try:
+        for i in range(min(max(2, n), MOST_FAILING)):
+            row = torch.tensor([i % n])
+            answer = sampler.caller.call(sampler.x[row], row, once=True)
+            error = error or (answer if isinstance(answer, Exception) else None)
+            if not isinstance(answer, Exception) or (i == 0 and _answers_together(sampler)):
+                return int(row)
+    except BudgetExceeded as shortage:
+        error = error or shortage
+    assert error is not None
+    raise error
+
+
+def _answers_together(sampler: Sampler) -> bool:
+    """Whether the box answers about several rows; if so, learns how few it takes, the first of them being all right."""
+    caller = sampler.caller
+    several = torch.arange(min(SEVERAL_ROWS, caller.largest)) % len(sampler.x)
+    if isinstance(caller.call(sampler.x[several], several, once=True), Exception):
+        return False
+    fewer = (n for n in (1, 2, 4) if n < len(several) and sampler.time_rows(several[:1].repeat(n)))
+    caller.smallest = next(fewer, len(several))
+    caller.count_random_failures(int(caller.smallest == 1))  # it had failed before
+    return True

@@ -1,6 +1,7 @@
 """bondgrad.probe: what is this box like?"""
 
 import keyword
+import math
 from collections.abc import Callable, Generator
 from dataclasses import fields
 from typing import Any, TypeVar
@@ -15,11 +16,9 @@ from bondgrad.errors import checked_seed, positive_float, positive_int
 from bondgrad.evaluators import Evaluator
 from bondgrad.measuring._no_trace import no_trace
 from bondgrad.measuring._sampler import MeasurementSkipped, Sampler
-from bondgrad.probing._call_limits import find_call_limits
-from bondgrad.probing._facts import Facts
-from bondgrad.probing._findings import Findings
-from bondgrad.probing._history import SETTINGS, DriftMonitor
-from bondgrad.probing._report import Report
+from bondgrad.probing._facts import find_first_facts
+from bondgrad.probing._influences import SETTINGS, DriftMonitor
+from bondgrad.probing._report import Findings, Report
 
 T = TypeVar("T")
 LEAST_BUDGET = 16  # evaluations without which nothing can be said
@@ -92,45 +91,40 @@ class Session:
         rows = rows.to(function.compute_device(rows.device))
         self._generator = torch.Generator("cpu").manual_seed(checked_seed(seed))
         chosen = torch.randperm(len(x), generator=self._generator, device="cpu")[:TYPICAL_ROWS]
-        contexts = tuple(c.to(rows.device) for c in context_rows(context, x.shape[:1]))
-        bounds = None if limits is None else Limits(limits, x.shape[1])
-        seconds = positive_float("seconds", seconds)
+        bounds = Limits((-math.inf, math.inf) if limits is None else limits, x.shape[1])
+        contexts, seconds = context_rows(context, x.shape[:1]), positive_float("seconds", seconds)
         self.sampler = Sampler(function, rows, chosen, contexts, bounds, evaluator, budget, seconds)
         self._known: dict[str, Any] = {
             "name": _variable(fn),
             "in_features": x.shape[1],
             "dtype": str(rows.dtype).removeprefix("torch."),
             "sample": f"{len(x):,} rows given",
-            "limits": None if bounds is None else bounds.numbers(),
+            "limits": None if limits is None else bounds.numbers(),
             "evaluator_given": evaluator is not None,
         }
         self._findings = Findings()
         self._left_out: list[str] = []
 
     def run(self) -> Generator[str, None, None]:
-        """Measure. Before each measurement its name is given, for those who watch."""
+        """Make all measurements, each given what those before it have found; yields the name of each before it."""
         sampler = self.sampler
         with no_trace(sampler.function.fn):
             yield "First questions"
-            facts = self._attempt("First questions and all that follow", _first_facts, sampler)
-            if facts is not None:
-                yield from self._measure_all(facts)
-
-    def _measure_all(self, facts: Facts) -> Generator[str, None, None]:
-        """All measurements, each given what those before it have found."""
-        sampler = self.sampler
-        monitor = DriftMonitor(facts.usable[: max(SETTINGS.rows, sampler.caller.smallest)])
-        measurements = [(kind.name, kind.metadata["title"], kind.metadata["by"]) for kind in fields(Findings)]
-        for name, title, measure in (*measurements, ("history", "History", monitor.measure_drift)):
-            yield title
-            self._attempt("", monitor.look, sampler, facts)
-            facts = facts.with_finding(name, self._attempt(title, measure, sampler, facts, self._generator))
-            self._findings = facts.found
-            if name == "randomness":  # which shows whether calls fail by chance
-                facts = self._attempt("", facts.asked_again, sampler) or facts
+            facts = self._attempt("First questions and all that follow", find_first_facts, sampler, self._findings)
+            if facts is None:
+                return
+            monitor = DriftMonitor(facts.usable[: max(SETTINGS.rows, sampler.caller.smallest)])
+            measurements = [(kind.name, kind.metadata["title"], kind.metadata["by"]) for kind in fields(Findings)]
+            for name, title, measure in (*measurements, ("history", "History", monitor.measure_drift)):
+                yield title
+                self._attempt("", monitor.look, sampler, facts)
+                facts = facts.with_finding(name, self._attempt(title, measure, sampler, facts, self._generator))
+                self._findings = facts.found
+                if name == "randomness":  # which shows whether calls fail by chance
+                    facts = self._attempt("", facts.asked_again, sampler) or facts
 
     def report(self) -> Report:
-        """What is known by now."""
+        """A report of what has been measured by now."""
         sampler = self.sampler
         return Report(
             **self._known,
@@ -146,17 +140,11 @@ class Session:
     def _attempt(self, title: str, measure: Callable[..., T], *arguments: object) -> T | None:
         """What is measured; None, and a note, if the measurement is skipped. Without a title there is no note."""
         try:
-            with self.sampler.workplace():
+            with self.sampler.workplace:
                 return measure(*arguments)
         except MeasurementSkipped as reason:
             self._left_out += [f"{title}: {reason}"] if title else []
             return None
-
-
-def _first_facts(sampler: Sampler) -> Facts:
-    """Learn how the box can be called, then ask about the typical rows."""
-    find_call_limits(sampler)
-    return Facts.at_typical_rows(sampler, Findings())
 
 
 def _variable(fn: Callable[..., Any]) -> str:

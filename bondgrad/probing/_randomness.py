@@ -20,7 +20,7 @@ GENERATORS = {"torch": "torch's generator", "numpy": "numpy's global generator",
 
 @dataclass(frozen=True)
 class RandomnessSettings:
-    """How often what is asked again."""
+    """Which rows are asked again to see whether answers repeat, and how often."""
 
     rows: int = 16  # that are asked again and again; times the repeats, enough for a deviation within a tenth
     repeats: int = 16
@@ -56,23 +56,20 @@ class Randomness:
 
     @property
     def words(self) -> str:
-        """What a person wants to know."""
+        """The finding, in sentences."""
         if self.deterministic and self.moving:
             return "Asked again, its answers have no noise, but move on steadily."
         if self.deterministic:
             return f"Asked again, it gives the same answers {'to the last bit' if self.exact else 'up to rounding'}."
-        if self.takes_seed:
-            source = "It takes a seed: two calls with the same one agree."
-        elif self.generator is not None:
-            source = f"It draws from {GENERATORS[self.generator]}: reset that, and it repeats itself."
-        else:
-            source = "No global random numbers were found behind it: a device, or a generator of its own."
+        relative = f"{percent(self.relative)} of the spread, standard deviation {max(self.std):.2g} at most"
         reseeded = "The same noise comes in every call, by place in the call: as if its seed were reset in each."
+        source = "No global random numbers were found behind it: a device, or a generator of its own."
+        if self.generator is not None:
+            source = f"It draws from {GENERATORS[self.generator]}: reset that, and it repeats itself."
         return sentences(
-            f"Random: 95 of 100 answers lie within ±{self.noise:.2g} ({percent(self.relative)} of the spread, "
-            f"standard deviation {max(self.std):.2g} at most).",
+            f"Random: 95 of 100 answers lie within ±{self.noise:.2g} ({relative}).",
             reseeded if self.by_place else not self.within_a_call and "All rows of a call share the same noise.",
-            (self.takes_seed or not self.by_place) and source,
+            "It takes a seed: two calls with the same one agree." if self.takes_seed else not self.by_place and source,
             bool(self.modules) and f"In training mode: {', '.join(self.modules)}.",
             self.quiet_in_eval and "In eval mode, in which BlackBox keeps a module, it repeats itself.",
         )

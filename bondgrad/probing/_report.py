@@ -1,29 +1,59 @@
-"""All that a probe has found out."""
+"""All that a probe has found out, and what follows from it: a verdict, the BlackBox to write, warnings, the cost."""
 
 import json
-from dataclasses import asdict, dataclass, fields
+import math
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from bondgrad.policies import Calibrated
-from bondgrad.probing import _recommend
-from bondgrad.probing._findings import Findings
+from bondgrad.probing._differences import Smoothness, StepLadder, measure_smoothness, measure_steps
+from bondgrad.probing._influences import History, RowCoupling, measure_memory, measure_row_coupling
+from bondgrad.probing._inputs import Dependence, Ranges, Sensitivity, measure_effects, measure_pattern, measure_ranges
 from bondgrad.probing._number_format import applying, duration
-from bondgrad.probing._randomness import GENERATORS
-from bondgrad.probing._rounding import precision_of
+from bondgrad.probing._randomness import GENERATORS, Randomness, measure_randomness
+from bondgrad.probing._rounding import Rounding, measure_rounding, precision_of
+from bondgrad.probing._speed import Speed, measure_speed
 from bondgrad.step._trials import SETTINGS
 
 DEFAULT_BATCH, DEFAULT_STEPS = 64, 1000  # rows of a training step, and steps, whose cost is predicted
 SLOW_ROW = 1e-3  # seconds from which on the time of a row is mentioned
+Reasoned = tuple[str, str]  # the value of an argument, in Python, and why it is recommended
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """What has been found out about a box; None: it was left out, or has not been measured yet.
+
+    Measurements are made in this order, the most useful first, and each after those whose findings it reads. `History`
+    is completed at the end, by what was seen of drift until then.
+    """
+
+    randomness: Randomness | None = field(default=None, metadata={"title": "The same again", "by": measure_randomness})
+    speed: Speed | None = field(default=None, metadata={"title": "Speed", "by": measure_speed})
+    history: History | None = field(default=None, metadata={"title": "History", "by": measure_memory})
+    rounding: Rounding | None = field(default=None, metadata={"title": "Rounding", "by": measure_rounding})
+    steps: StepLadder | None = field(default=None, metadata={"title": "Steps", "by": measure_steps})
+    company: RowCoupling | None = field(default=None, metadata={"title": "Rows together", "by": measure_row_coupling})
+    smoothness: Smoothness | None = field(default=None, metadata={"title": "Smoothness", "by": measure_smoothness})
+    ranges: Ranges | None = field(default=None, metadata={"title": "Ranges", "by": measure_ranges})
+    dependence: Dependence | None = field(default=None, metadata={"title": "Structure", "by": measure_pattern})
+    sensitivity: Sensitivity | None = field(default=None, metadata={"title": "Inputs", "by": measure_effects})
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one estimator, the box alone."""
+    """What training with one estimator costs, counting the box alone."""
 
     evaluations: int  # of a training step, with those of the forward pass
     seconds: float | None  # of a training step; None: the speed is not known
     hours: float | None  # of the whole training
     extrapolated: bool  # whether its calls have more rows than any that was timed
+
+    @property
+    def words(self) -> str:
+        """The cost, in words."""
+        hours = "" if self.hours is None else f", {duration(3600 * self.hours)} in all"
+        return f"{self.evaluations:,} evaluations a step{hours}{' (extrapolated)' * self.extrapolated}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,20 +103,39 @@ class Report(Findings):
     @property
     def code(self) -> str:
         """The recommended BlackBox, in Python, with a reason for every argument."""
-        lines = [f"    {name}={value},  # {reason}" for name, (value, reason) in _recommend.recommend(self).items()]
+        lines = [f"    {name}={value},  # {reason}" for name, (value, reason) in recommend(self).items()]
         imports = [f"from {self.module} import {self.name.partition('.')[0]}"] if self.module else []
         box = ["box = bondgrad.BlackBox(", f"    {self.name},", *lines, ")"]
         return "\n".join(["import bondgrad", *imports, "", *box])
 
     @property
     def reasons(self) -> dict[str, str]:
-        """Why, for every recommended argument."""
-        return {name: reason for name, (_, reason) in _recommend.recommend(self).items()}
+        """Why each of the arguments is recommended."""
+        return {name: reason for name, (_, reason) in recommend(self).items()}
 
     @property
     def warnings(self) -> list[str]:
-        """What no argument can set right."""
-        return _recommend.warnings(self)
+        """Problems of the box that no argument of BlackBox can solve."""
+        random, history = self.randomness, self.history
+        modules = [] if random is None else random.modules
+        drawn = random is not None and (random.generator is not None or random.by_place)
+        dead = [] if self.sensitivity is None else self.sensitivity.dead or []
+        times = f"{self.flaky:,} times in {self.calls:,} calls, and not when asked again"
+        return applying(
+            self.flaky > 0
+            and f"It fails at random: {times}. Let it try again by itself: a call that raises ends a training.",
+            len(modules) > 0
+            and f"BlackBox keeps a module in eval mode, so {' and '.join(modules)} will not be as measured here.",
+            (not modules and self.company is not None and self.company.matters)
+            and "Rows influence one another: a gradient asks about many moved rows at once, and they will mix.",
+            (drawn and random is not None and not random.quiet_in_eval and not random.takes_seed)
+            and "Its random numbers can be repeated: let it take a parameter `seed`. Both ends of a difference are "
+            "then given the same, in calls of their own, and what they draw cancels.",
+            (history is not None and history.remembers)
+            and "It remembers earlier questions: give it a state, or answers will depend on their order.",
+            0 < len(dead) < self.in_features
+            and f"{len(dead)} inputs move nothing and cost evaluations: leave them out.",
+        )
 
     @property
     def words(self) -> dict[str, str]:
@@ -97,10 +146,8 @@ class Report(Findings):
     @property
     def about(self) -> str:
         """What was asked, and how much."""
-        return (
-            f"{self.in_features} inputs ({self.dtype}) to {self.out_features} outputs, {self.sample}; "
-            f"{self.evaluations:,} evaluations in {self.calls:,} calls, {duration(self.seconds)}."
-        )
+        spent = f"{self.evaluations:,} evaluations in {self.calls:,} calls, {duration(self.seconds)}"
+        return f"{self.in_features} inputs ({self.dtype}) to {self.out_features} outputs, {self.sample}; {spent}."
 
     def cost(self, batch: int = DEFAULT_BATCH, steps: int = DEFAULT_STEPS) -> dict[str, Cost]:
         """What training will cost, by estimator: evaluations and seconds of a step, hours in all."""
@@ -109,7 +156,7 @@ class Report(Findings):
         return {estimator: self._cost(moved, batch, steps) for estimator, moved in per_row.items()}
 
     def _cost(self, moved: int, batch: int, steps: int) -> Cost:
-        """Of an estimator that evaluates so many moved copies of every row."""
+        """The cost with an estimator that evaluates so many moved copies of every row."""
         evaluations = round(batch * (1 + (1 + Calibrated.share) * moved))
         if self.speed is None:
             return Cost(evaluations, None, None, False)
@@ -124,17 +171,11 @@ class Report(Findings):
         said = {name: getattr(self, name) for name in ("verdict", "words", "code", "reasons", "warnings")}
         costs = {estimator: asdict(cost) for estimator, cost in self.cost(batch, steps).items()}
         everything = said | asdict(self) | {"cost": {"batch": batch, "steps": steps, **costs}}
-        plain: dict[str, Any] = json.loads(json.dumps(everything), parse_constant=lambda _: None)
-        return plain
+        return dict(json.loads(json.dumps(everything), parse_constant=lambda _: None))
 
     def text(self, batch: int = DEFAULT_BATCH, steps: int = DEFAULT_STEPS) -> str:
-        """To read, without colours."""
-        costs = [
-            f"{estimator} {cost.evaluations:,} evaluations a step"
-            + ("" if cost.hours is None else f", {duration(3600 * cost.hours)} in all")
-            + " (extrapolated)" * cost.extrapolated
-            for estimator, cost in self.cost(batch, steps).items()
-        ]
+        """The whole report as plain text."""
+        costs = [f"{estimator} {cost.words}" for estimator, cost in self.cost(batch, steps).items()]
         lines = [f"{self.name}: {self.verdict}", "", self.about, ""]
         lines += [f"{title}: {words}" for title, words in self.words.items()]
         lines += [f"Left out: {what}" for what in self.left_out]
@@ -186,3 +227,46 @@ def _precision(report: Report) -> str:
     if found is None or found.quantised or (report.randomness is not None and not report.randomness.deterministic):
         return ""
     return found.precision + ("" if found.shortcut is None else f", but {precision_of(found.shortcut)} as set here")
+
+
+def choose_noise(report: Report) -> Reasoned | None:
+    """The half-width of the noise, where it is more than the rounding that is assumed anyway."""
+    random, rounding = report.randomness, report.rounding
+    if random is not None and not random.deterministic:
+        return None if random.quiet_in_eval else (f"{random.noise:.2g}", "measured: 95 of 100 answers lie within it")
+    if rounding is None or rounding.half_width == 0:
+        return None
+    reason = f"it computes in {rounding.precision}, coarser than the {rounding.returned} that it returns"
+    if rounding.largest_quantum > 0:
+        reason = "half a step of its quantised answers"
+    elif rounding.rough:
+        reason = "it is as rough as that"
+    return f"{rounding.half_width:.2g}", reason
+
+
+def recommend(report: Report) -> dict[str, Reasoned]:
+    """The arguments of BlackBox that this box needs."""
+    found, most = report.dependence, None if report.speed is None else report.speed.max_rows
+    wanted: dict[str, Reasoned | None] = {"in_features": (str(report.in_features), "the width of its rows")}
+    if report.out_features:
+        wanted["out_features"] = (str(report.out_features), "the width of its answers")
+    if report.limits is not None:
+        low, high = map(_number_or_list, report.limits)
+        wanted["limits"] = (f"({low}, {high})", "given: nothing outside is ever evaluated")
+    if found is not None and found.groups < found.inputs:
+        value = '"auto"' if found.blocks is None else f"bondgrad.structure.Blocks({found.blocks[0]}, {found.blocks[1]})"
+        wanted["structure"] = (value, f"{2 * found.groups:,} evaluations a row instead of {2 * found.inputs:,}")
+        # The search for structure asks for it; steps do not.
+        wanted["noise"] = choose_noise(report) if found.blocks is None else None
+    reason = "it takes one row at a time" if most == 1 else "it refuses calls with many more rows"
+    if report.evaluator_given:
+        remedy = "" if most is None else f", with max_rows={most}: {reason}"
+        wanted["evaluator"] = ("evaluator", "the one given" + remedy)
+    elif most is not None:
+        wanted["evaluator"] = (f"bondgrad.evaluators.Local(max_rows={most})", reason)
+    return {name: argument for name, argument in wanted.items() if argument is not None}
+
+
+def _number_or_list(values: list[float]) -> str:
+    texts = [repr(v) if math.isfinite(v) else f'float("{v}")' for v in values]
+    return texts[0] if len(set(texts)) == 1 else f"[{', '.join(texts)}]"

@@ -18,7 +18,6 @@ from torch import Tensor
 from bondgrad.measuring._noise import noise_from_repeats
 from bondgrad.measuring._sampler import BudgetExceeded, Sampler
 from bondgrad.probing._facts import SEVERAL_ROWS, Facts
-from bondgrad.probing._number_format import sentences
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ PRECISION_NAMES = ("float64", "float32", "TF32 or float16", "bfloat16", "coarser
 
 @dataclass(frozen=True)
 class Rounding:
-    """How finely it computes."""
+    """How finely the box computes, and whether its answers lie on a lattice."""
 
     floor: float  # standard deviation of the rounding, over the size of the outputs
     precision: str  # what that looks like
@@ -66,7 +65,7 @@ class Rounding:
 
     @property
     def words(self) -> str:
-        """What a person wants to know."""
+        """The finding, in sentences."""
         text = f"No rounding to be seen: {self.precision}."
         if self.quantised:
             power = math.log10(self.largest_quantum)
@@ -76,13 +75,11 @@ class Rounding:
             text = f"Rough: at close points answers differ by about {self.floor:.1g} of their size, and not by steps."
         elif self.floor > 0:
             text = f"Rounding is about {self.floor:.1g} of the answers: {self.precision} inside."
-        return sentences(
-            text,
-            self.shortcut is not None
-            and f"As things are set here (autocast, TF32), answers change by {self.shortcut_change:.1g} and rounding "
-            f"is about {self.shortcut:.1g}: {precision_of(self.shortcut)}. BlackBox switches that off, unless "
-            "full_precision=False.",
-        )
+        if self.shortcut is None:
+            return text
+        change = f"answers change by {self.shortcut_change:.1g} and rounding is about {self.shortcut:.1g}"
+        text += f" As things are set here (autocast, TF32), {change}: {precision_of(self.shortcut)}."
+        return f"{text} BlackBox switches that off, unless full_precision=False."
 
 
 def measure_rounding(sampler: Sampler, facts: Facts, generator: torch.Generator) -> Rounding:
@@ -117,7 +114,7 @@ def _with_shortcut(sampler: Sampler, facts: Facts, found: Rounding, generator: t
         return sampler.ask_rows(rows)
 
     try:
-        differ, change = facts.compare(sampler, [lambda: ask(True), lambda: ask(False)], len(rows))
+        differ, change = facts.compare(sampler, ask, [True, False], len(rows))
         if not differ:
             return found
         sampler.full_precision = False

@@ -27,7 +27,7 @@ SETTINGS = SpeedSettings()
 
 @dataclass(frozen=True)
 class Speed:
-    """Times of calls."""
+    """How long calls take, by their rows, and how many rows the box takes in one."""
 
     latency: float  # seconds of a call with one row (or with as few as it takes)
     batches: dict[int, float]  # rows of a call: its seconds, small calls first
@@ -62,7 +62,7 @@ class Speed:
 
     @property
     def words(self) -> str:
-        """What a person wants to know."""
+        """The finding, in sentences."""
         smallest, largest = min(self.batches), max(self.batches)
         alone = "One row takes" if smallest == 1 else f"It does not take one row alone; {smallest} take"
         text = f"{alone} {duration(self.latency)}"
@@ -85,10 +85,9 @@ def measure_speed(sampler: Sampler, facts: Facts, generator: torch.Generator) ->
     end = sampler.elapsed + SETTINGS.share * sampler.time_left
     sizes = [n for n in sorted({caller.smallest, *SETTINGS.sizes}) if caller.smallest <= n <= (caller.max_rows or n)]
     for n in sizes * SETTINGS.repeats:
-        late = sampler.elapsed + caller.seconds_per_call + n * caller.seconds_per_row > end
-        if late or sampler.evaluations + n > allowed or (caller.refused is not None and n >= caller.refused):
-            continue
-        if not sampler.time_rows(facts.choose(n, generator)):  # these rows work: it fails for its size
+        in_time = sampler.elapsed + caller.seconds_per_call + n * caller.seconds_per_row <= end
+        fits = in_time and sampler.evaluations + n <= allowed and (caller.refused is None or n < caller.refused)
+        if fits and not sampler.time_rows(facts.choose(n, generator)):  # these rows work: it fails for its size
             caller.refused = n
     if not caller.times:
         raise BudgetExceeded("the time left does not reach")

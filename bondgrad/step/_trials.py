@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from bondgrad.errors import BoxError
-from bondgrad.measuring._ladder import climb
 from bondgrad.measuring._spread import Spread
-from bondgrad.measuring._step_trial import StartingPoint, StepTrial
+from bondgrad.measuring._step_trial import StartingPoint, StepTrial, climb
 from bondgrad.policies import Batch, MeasuringPolicy, Policy, Steps
 from bondgrad.step._health import HealthReport, TrialResult, examine
 from bondgrad.step._neighbourhood import Neighbourhood, perturbations

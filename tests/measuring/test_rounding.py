@@ -1,11 +1,11 @@
-"""What rounding of the outputs does to a loss, found out from outputs."""
+"""What rounding does to the difference of two outputs, and to a loss of them."""
 
 import math
 
 import pytest
 import torch
 
-from bondgrad.measuring._rounding import OutputRounding
+from bondgrad.measuring._rounding import ROUNDING_UNITS, OutputRounding, RoundingNoise
 
 
 def observed(y, gy=None):
@@ -47,3 +47,11 @@ def test_missing_outputs_say_nothing():
     y[0, 0, :5] = math.nan
     found = observed(y).deviation(torch.ones(4, 2, dtype=torch.float64))
     assert torch.allclose(found, torch.full_like(found, 0.1 / math.sqrt(12)), rtol=1e-6)
+
+
+def test_rounding_goes_by_the_larger_answer_and_by_the_usual_one():
+    y = torch.tensor([[1.0, 0.0], [-3.0, math.nan], [2.0, 0.0]])
+    rounding = RoundingNoise.of(y, 0.5)
+    assert rounding.usual.tolist() == [2, 0]
+    between = rounding.between(torch.tensor([[1.0, -4.0], [-8.0, math.nan]]), torch.tensor([[0.5, 2.0], [1.0, 1.0]]))
+    assert (between / ROUNDING_UNITS).tolist() == [[1, 2], [4, 0]]  # nothing is known of an answer that did not come

@@ -11,9 +11,9 @@ from bondgrad.calling._limits import Limits
 from bondgrad.measuring._sampler import BudgetExceeded, Sampler
 
 
-def sampler(fn, x=None, limits=None, budget=10_000, seconds=60.0, evaluator=None):
+def sampler(fn, x=None, limits=(-math.inf, math.inf), budget=10_000, seconds=60.0, evaluator=None):
     x = torch.randn(20, 3) if x is None else x
-    bounds = None if limits is None else Limits(limits, x.shape[1])
+    bounds = Limits(limits, x.shape[1])
     return Sampler(RowFunction(fn, None), x, torch.arange(len(x)), (), bounds, evaluator, budget, seconds)
 
 
@@ -33,7 +33,8 @@ def test_points_of_any_shape_near_rows():
 def test_context_goes_with_its_row():
     x = torch.randn(5, 2)
     function = RowFunction(lambda x, c: x * c, None)
-    asked = Sampler(function, x, torch.tensor([4, 2]), (torch.arange(5.0)[:, None],), None, None, 100, 60.0)
+    context, limits = (torch.arange(5.0)[:, None],), Limits((-math.inf, math.inf), 2)
+    asked = Sampler(function, x, torch.tensor([4, 2]), context, limits, None, 100, 60.0)
     y = asked.ask(torch.ones(2, 3, 2, dtype=torch.float64), torch.tensor([1, 0]))
     assert y[:, :, 0].tolist() == [[2, 2, 2], [4, 4, 4]]
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from bondgrad.probing._facts import Facts
-from bondgrad.probing._findings import Findings
-from bondgrad.probing._history import History
+from bondgrad.probing._influences import History
 from bondgrad.probing._randomness import Randomness
+from bondgrad.probing._report import Findings
 from bondgrad.probing._rounding import Rounding
 
 UNIT = 2.0**-23

@@ -10,7 +10,7 @@ from torch import nn
 
 from bondgrad import probe
 from bondgrad.networks import ffnn
-from bondgrad.probing._recommend import choose_noise
+from bondgrad.probing._report import choose_noise
 from bondgrad.testing.boxes import Sparse, TanhNetwork
 from tests.helpers import needs_cuda, noisy
 from tests.patterns import blocks

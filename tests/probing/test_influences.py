@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bondgrad.probing import Session
-from bondgrad.probing._history import DriftMonitor, History
+from bondgrad.probing._influences import DriftMonitor, History
 from tests.probing.test_facts import facts, noise
 
 

@@ -1,4 +1,4 @@
-"""Whether answers change in the course of time, or with what was asked before."""
+"""What changes an answer beside the row itself: other rows of the call, calls before it, and time."""
 
 from dataclasses import dataclass, replace
 
@@ -8,6 +8,43 @@ from torch import Tensor
 from bondgrad.measuring._sampler import Sampler
 from bondgrad.probing._facts import SEVERAL_ROWS, Facts
 from bondgrad.probing._number_format import percent, sentences
+
+COMPARED, OTHERS = 4, 12  # rows whose answers are compared, and rows beside them in a call
+
+
+@dataclass(frozen=True)
+class RowCoupling:
+    """How the answer about a row changes with the other rows of the call."""
+
+    matters: bool
+    change: float  # of the answers, over the spread of the outputs, root mean square
+
+    @property
+    def words(self) -> str:
+        """The finding, in sentences."""
+        if not self.matters:
+            return "Rows do not influence one another."
+        change = f"other rows in the call change an answer by {percent(self.change)} of the spread"
+        return f"Rows influence one another: {change}. Differences between perturbed rows then mean little."
+
+
+def measure_row_coupling(sampler: Sampler, facts: Facts, generator: torch.Generator) -> RowCoupling:
+    """The same rows among different others: typical ones, and copies of one that lies far out."""
+    if sampler.caller.largest == 1:
+        return RowCoupling(False, 0.0)
+    watched, typical = facts.choose(COMPARED, generator), facts.choose(OTHERS, generator)
+    distance = (sampler.x[facts.usable] - sampler.x.mean(0)).div(sampler.spread).square().sum(1)
+    outside = facts.usable[distance.argmax()].expand(OTHERS)
+    calls = [(watched, typical), (watched, outside), (typical, watched)]
+    if facts.found.randomness is not None and facts.found.randomness.by_place:  # which is no influence
+        calls.pop()
+
+    def answers_about_watched(call: tuple[Tensor, Tensor]) -> Tensor:
+        first = 0 if call[0] is watched else OTHERS
+        return sampler.ask_rows(torch.cat(call))[first : first + COMPARED]
+
+    matters, change = facts.compare(sampler, answers_about_watched, calls, COMPARED + OTHERS)
+    return RowCoupling(matters, max(map(facts.relative, change)))
 
 
 @dataclass(frozen=True)
@@ -35,21 +72,17 @@ class History:
 
     @property
     def words(self) -> str:
-        """What a person wants to know."""
-        drift = f"No drift over {self.looks} looks at the same rows."
-        if self.looks < 3:
-            drift = "Whether it drifts was not looked at."
-        elif self.drifts:
-            drift = (
-                f"It drifts: by {percent(self.drift)} of the spread over {self.looks} looks at the same rows. Both "
-                "ends of a central difference are asked next to each other, so slow drift does little harm."
-            )
-        remembers = (
-            f"It remembers: the question before changes an answer by {percent(self.memory)} of the spread. Give it "
-            "state=, or snapshot() and restore()."
+        """The finding, in sentences."""
+        looks = f"{self.looks} looks at the same rows"
+        harm = "Both ends of a central difference are asked next to each other, so slow drift does little harm."
+        changed = f"the question before changes an answer by {percent(self.memory)} of the spread"
+        return sentences(
+            self.looks < 3 and "Whether it drifts was not looked at.",
+            self.looks >= 3 and not self.drifts and f"No drift over {looks}.",
+            self.drifts and f"It drifts: by {percent(self.drift)} of the spread over {looks}. {harm}",
+            self.remembers and f"It remembers: {changed}. Give it state=, or snapshot() and restore().",
+            self.remembers is False and "No memory of earlier questions.",
         )
-        forgets = self.remembers is not None and "No memory of earlier questions."
-        return sentences(drift, remembers if self.remembers else forgets)
 
 
 class DriftMonitor:
@@ -100,6 +133,5 @@ def measure_memory(sampler: Sampler, facts: Facts, generator: torch.Generator) -
         sampler.ask_rows(before)
         return sampler.ask_rows(rows)
 
-    questions = [lambda: asked_after(rows), lambda: asked_after(others)]
-    remembers, change = facts.compare(sampler, questions, 2 * len(rows))
+    remembers, change = facts.compare(sampler, asked_after, [rows, others], 2 * len(rows))
     return History(remembers, facts.relative(change))

@@ -1,22 +1,22 @@
-"""What slopes over a ladder of steps say."""
+"""What slopes over a ladder of steps say, and second differences that are seen ever closer."""
 
 import math
 
 import pytest
 import torch
 
-from bondgrad.probing._steps import StepLadder, judge_slopes
+from bondgrad.probing._differences import Smoothness, StepLadder, judge_bends, judge_slopes
 
 LADDER = torch.tensor([0.001, 0.01, 0.1, 1.0], dtype=torch.float64)
 
 
-def judged(*slopes):
+def judged_slopes(*slopes):
     """By the slopes [n] of every step."""
     return judge_slopes(LADDER, torch.tensor(slopes, dtype=torch.float64), spread=2.0)
 
 
 def test_neighbours_that_agree():
-    found = judged([3.0, 4.0], [3.0, 4.0], [3.0, 4.05], [3.0, 8.0])
+    found = judged_slopes([3.0, 4.0], [3.0, 4.0], [3.0, 4.05], [3.0, 8.0])
     assert found.disagreement == pytest.approx([0, 0.05 / math.hypot(3, 4.05), 3.95 / math.hypot(3, 8)])
     assert (found.low_5, found.high_5) == (0.001, 0.1)
     assert (found.low_1, found.high_1) == (0.001, 0.1)
@@ -26,7 +26,7 @@ def test_neighbours_that_agree():
 
 
 def test_the_finer_plateau_is_shorter():
-    found = judged([1.0], [1.0], [1.005], [1.04])
+    found = judged_slopes([1.0], [1.0], [1.005], [1.04])
     assert (found.low_1, found.high_1) == (0.001, 0.1)
     assert (found.low_5, found.high_5) == (0.001, 1.0)
 
@@ -38,24 +38,24 @@ def test_the_longest_plateau_counts():
 
 
 def test_slopes_that_are_not_known_are_left_out():
-    found = judged([1.0, math.nan], [1.0, 5.0], [math.inf, 5.0], [1.0, 5.0])
+    found = judged_slopes([1.0, math.nan], [1.0, 5.0], [math.inf, 5.0], [1.0, 5.0])
     assert found.disagreement == [0, 0, 0]
 
 
 def test_no_slope_is_none_to_agree_on():
-    found = judged([0.0], [0.0], [1.0], [1.0])
+    found = judged_slopes([0.0], [0.0], [1.0], [1.0])
     assert found.disagreement == [None, None, 0]
     assert found.best is None
     assert found.error is None
     assert found.changes
-    nothing = judged([0.0], [math.nan], [0.0], [0.0])
+    nothing = judged_slopes([0.0], [math.nan], [0.0], [0.0])
     assert not nothing.changes
     assert (nothing.low_5, nothing.high_5) == (None, None)
 
 
 def test_slopes_that_differ_by_half_are_noise():
-    assert judged([1.0], [1.0], [0.51], [0.51]).best == 0.01
-    assert judged([1.0], [1.0], [0.5], [0.5]).best is None
+    assert judged_slopes([1.0], [1.0], [0.51], [0.51]).best == 0.01
+    assert judged_slopes([1.0], [1.0], [0.5], [0.5]).best is None
 
 
 @pytest.mark.parametrize(
@@ -90,6 +90,45 @@ def test_slopes_that_differ_by_half_are_noise():
         ((None,) * 4, 0.01, False, "No slope anywhere: the outputs did not change at any step."),
     ],
 )
-def test_words(plateau, best, changes, words):
+def test_words_about_steps(plateau, best, changes, words):
     error = None if best is None else 0.2
     assert StepLadder([0.01], [0.2], *plateau, best, error, spread=3.0, changes=changes).words == words
+
+
+def judged_bends(*bends, least=1e-12):
+    """By the largest bends of every zoom, on one line."""
+    bends = torch.tensor(bends, dtype=torch.float64)[:, None]
+    return judge_bends(bends, torch.full_like(bends, least))
+
+
+@pytest.mark.parametrize(
+    ("order", "kind"),
+    [(2, "smooth"), (1.51, "smooth"), (1.49, "kinks"), (1, "kinks"), (0.41, "kinks"), (0.39, "jumps"), (0, "jumps")],
+)
+def test_the_power_with_which_bends_fall(order, kind):
+    """A zoom makes distances eight times shorter."""
+    found = judged_bends(1.0, 8.0**-order, 64.0**-order)
+    assert found.kind == kind
+    assert found.order == pytest.approx(order)
+    assert found.jump == (pytest.approx(64.0**-order) if kind == "jumps" else 0)
+
+
+def test_the_closest_look_counts_and_the_roughest_line():
+    bends = torch.tensor([[1.0, 1.0], [1.0, 1 / 64], [1 / 64, 1 / 512]], dtype=torch.float64)
+    found = judge_bends(bends, torch.full_like(bends, 1e-12))
+    assert found.order == pytest.approx(1)
+    assert found.kind == "kinks"
+
+
+def test_bends_that_are_not_seen_say_nothing():
+    assert judged_bends(1.0, 0.125, 1e-3, least=0.01) == Smoothness("kinks", pytest.approx(1), 0.0)  # the last hides
+    assert judged_bends(1.0, 1e-9, 1e-9, least=1e-3).kind == "smooth"  # it fell by at least a thousand
+    assert judged_bends(1.0, 1e-9, 1.0, least=0.1).kind == "unclear"  # what comes after is another bend
+    assert judged_bends(0.5, 0.5, 0.5, least=1.0).kind == "unclear"
+    assert judged_bends(0.01, 0.01, 0.01, least=0.019).kind == "smooth"
+    assert judged_bends(0.01, 0.01, 0.01, least=0.021).kind == "unclear"
+
+
+def test_words_about_smoothness():
+    assert Smoothness("jumps", 0.0, 0.25).words.startswith("It jumps, by up to 25 % of the spread")
+    assert "drowns" in Smoothness("unclear", None, 0.0).words

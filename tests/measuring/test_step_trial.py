@@ -5,9 +5,8 @@ import math
 import pytest
 import torch
 
-from bondgrad.measuring._ladder import climb, most_slopes
 from bondgrad.measuring._spread import Spread
-from bondgrad.measuring._step_trial import Differences, StartingPoint, StepTrial, noise_covariance
+from bondgrad.measuring._step_trial import Differences, StartingPoint, StepTrial, climb, most_slopes, noise_covariance
 
 
 def start(slopes, reach=(1.0,), noise=0.0, deviation=None):

@@ -1,0 +1,174 @@
+"""What differences along lines say: over which steps they give the slope, and whether the box is smooth."""
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bondgrad.measuring._sampler import MeasurementSkipped, Sampler
+from bondgrad.probing._facts import Facts
+from bondgrad.probing._number_format import percent, runs
+
+
+@dataclass(frozen=True)
+class DifferenceSettings:
+    """The ladder of steps over which slopes are taken, the lines that are looked at, and what follows from both."""
+
+    slopes: int = 32  # rows and inputs at which slopes are taken, each a random pair
+    per_decade: int = 2  # steps in a factor of ten
+    decades: int = 6  # below an input's spread, in single precision; twice as many in double precision
+    agreement: float = 0.5  # the relative difference of slopes below which they are slopes, and not noise
+    lines: int = 6  # between typical rows, along which bends are looked for
+    points: int = 17  # of a line
+    zooms: int = 4  # into the place that bends most; with the factor below, down to 1/4096 of a line
+    factor: float = 8.0  # of a zoom: two neighbouring gaps become the whole line
+    smooth: float = 1.5  # order of the bends from which on: a smooth function has 2, one with kinks 1
+    kinked: float = 0.4  # order from which on: one with kinks has 1, one that jumps 0
+    visible: float = 0.02  # of the spread: where smaller bends are hidden by noise, nothing is said
+
+
+SETTINGS = DifferenceSettings()
+
+
+@dataclass(frozen=True)
+class StepLadder:
+    """Slopes by central differences, for a ladder of steps."""
+
+    ladder: list[float]  # steps, in units of each input's spread, ascending
+    disagreement: list[float | None]  # of the slopes at each step with those at the next, relative. None: no slopes
+    low_5: float | None  # from this step
+    high_5: float | None  # to this the slopes agree to within 5 %
+    low_1: float | None
+    high_1: float | None  # the same for 1 %
+    best: float | None  # where neighbours agree best
+    error: float | None  # by how much they differ there
+    spread: float  # median spread of the inputs, to turn relative steps into steps
+    changes: bool  # whether the outputs changed at all
+
+    @property
+    def words(self) -> str:
+        """The finding, in sentences."""
+        if not self.changes:
+            return "No slope anywhere: the outputs did not change at any step."
+        if self.best is None or self.error is None:
+            return "Noise or roughness drowns the slopes: no two steps agree on them to better than 50 %."
+        at = f"the best step is about {self.best:.1g} of an input's spread ({self.best * self.spread:.1g})"
+        if self.low_5 is None:
+            return f"No plateau: slopes agree to {percent(self.error)} at best; {at}."
+        text = f"Slopes agree to 5 % for steps from {self.low_5:.0e} to {self.high_5:.0e} of the spread"
+        finer = "" if self.low_1 is None else f", to 1 % from {self.low_1:.0e} to {self.high_1:.0e}"
+        return f"{text}{finer}; {at}."
+
+
+def measure_steps(sampler: Sampler, facts: Facts, generator: torch.Generator) -> StepLadder:
+    """Slopes of random combinations of the outputs, by single inputs, over many decades of steps."""
+    decades = SETTINGS.decades * (2 if sampler.dtype == torch.float64 else 1)
+    ladder = torch.logspace(-decades, 0, decades * SETTINGS.per_decade + 1, dtype=torch.float64)
+    count, d = sampler.affordable_count(SETTINGS.slopes, 2 * len(ladder), share=1 / 3), sampler.x.shape[1]
+    rows, inputs = facts.choose(count, generator), torch.randperm(max(d, count), generator=generator)[:count] % d
+    spread = sampler.spread[inputs, None]
+    ends, whole = sampler.either_side(rows, inputs, ladder * spread)  # [slopes, steps, 2], [slopes, steps]
+    span = ends.diff(dim=2)  # [slopes, steps, 1] what rounding has left of it
+    change = sampler.ask_moved(rows, inputs, ends).diff(dim=2).squeeze(2)
+    slopes = (change / span).where(whole[:, :, None] & (span > 0), math.nan)  # [slopes, steps, d_out]
+    if bool(torch.isnan(slopes).all()):
+        raise MeasurementSkipped("limits or failures are in the way everywhere")
+    gy = torch.randn(count, 1, slopes.shape[2], dtype=torch.float64, generator=generator)
+    gy = gy / gy.norm(dim=2, keepdim=True) / facts.output_spread
+    return judge_slopes(ladder, ((slopes * gy).sum(2) * spread).T, float(sampler.spread.median()))
+
+
+def judge_slopes(ladder: Tensor, slopes: Tensor, spread: float) -> StepLadder:
+    """Where slopes [steps, n] taken over one step agree with those over the next."""
+    pairs = slopes.unfold(0, 2, 1)  # [steps - 1, n, 2]
+    pairs = pairs.where(torch.isfinite(pairs).all(2, keepdim=True), 0)
+    sizes = pairs.norm(dim=1)  # [steps - 1, 2]
+    # Steps too short to change anything agree on a slope of zero, which is none.
+    heights = (pairs.diff(dim=2).norm(dim=1).squeeze(1) / sizes.amax(1)).where(sizes.amin(1) > 0, math.inf).tolist()
+    # Every step but the first and the last has two neighbours.
+    error, i = min((max(pair), i) for i, pair in enumerate(itertools.pairwise(heights), 1))
+    best, least = (float(ladder[i]), error) if error < SETTINGS.agreement else (None, None)
+    disagreement = [None if math.isinf(height) else height for height in heights]
+    changes = bool((slopes.nan_to_num(0) != 0).any())
+    (low_5, high_5), (low_1, high_1) = (_plateau(ladder, heights, tolerance) for tolerance in (0.05, 0.01))
+    return StepLadder(ladder.tolist(), disagreement, low_5, high_5, low_1, high_1, best, least, spread, changes)
+
+
+def _plateau(ladder: Tensor, heights: list[float], tolerance: float) -> tuple[float | None, float | None]:
+    """First and last step of the longest run of neighbours that agree."""
+    agreeing = runs([height <= tolerance for height in heights])
+    if not agreeing:
+        return None, None
+    first, last = max(agreeing, key=lambda run: run[1] - run[0])
+    return float(ladder[first]), float(ladder[last + 1])
+
+
+@dataclass(frozen=True)
+class Smoothness:
+    """How second differences fall where they are largest."""
+
+    kind: str  # "smooth", "kinks", "jumps", "unclear"
+    order: float | None  # power of the step with which they fall, of the roughest line; None: they drown in noise
+    jump: float  # the largest seen, over the spread of the outputs
+
+    @property
+    def words(self) -> str:
+        """The finding, in sentences."""
+        return {
+            "smooth": "Smooth, as far as one can look into it.",
+            "kinks": "It has kinks, like ReLU: slopes change at once in some places. Long steps reach across them.",
+            "jumps": f"It jumps, by up to {percent(self.jump)} of the spread: short steps see nothing, or a cliff.",
+            "unclear": "Whether it is smooth drowns in its noise.",
+        }[self.kind]
+
+
+def measure_smoothness(sampler: Sampler, facts: Facts, generator: torch.Generator) -> Smoothness:
+    """Lines between typical rows, and on each of them ever closer looks at the place that bends most."""
+    if len(facts.usable) < 2:
+        raise MeasurementSkipped("there is one row at which it works, and lines go from one to another")
+    n = SETTINGS.points
+    lines = sampler.affordable_count(SETTINGS.lines, (n + 3) * (SETTINGS.zooms + 1), share=1 / 2)
+    rows = facts.choose(2 * lines, generator)
+    near, far = sampler.x[rows].chunk(2)  # [lines, d]
+
+    def along(t: Tensor) -> Tensor:
+        """[lines, points, d_out] at parts t [lines, points] of the way, over the spread of the outputs."""
+        return sampler.ask(torch.lerp(near[:, None], far[:, None], t[:, :, None]), rows[:lines]) / facts.output_spread
+
+    # Second differences that noise and rounding make. Along any line it rounds more than where the floor was measured.
+    least_bend = torch.maximum(1.5 * facts.certain(1), 64 * facts.unit * facts.scale).div(facts.output_spread).max()
+    # Points are rounded, too, which shows where they are close together and the box is steep.
+    rounded = torch.finfo(sampler.dtype).eps * (torch.maximum(near.abs(), far.abs()) / sampler.spread).norm(dim=1)
+    length = ((far - near) / sampler.spread).norm(dim=1).clamp_min(1e-300)
+    middle, half = torch.full((lines,), 0.5, dtype=torch.float64), 0.5
+    bends, least = [], []  # for each zoom [lines]: the largest second difference, and what may look like one
+    for _ in range(SETTINGS.zooms + 1):
+        t = middle[:, None] + half * torch.linspace(-1, 1, n, dtype=torch.float64)  # [lines, points]
+        y = along(t)
+        worst, where = y.diff(2, dim=1).abs().nan_to_num(0).amax(2).max(1)  # [lines]
+        if facts.noisy:  # the largest of many may be the noisiest: is it there again?
+            around = along(t.gather(1, where[:, None] + torch.arange(3)))
+            worst = torch.minimum(worst, around.diff(2, dim=1).abs().amax((1, 2)))
+        bends.append(worst.nan_to_num(0))
+        steepest = y.diff(dim=1).abs().nan_to_num(0).amax((1, 2))
+        least.append(torch.maximum(8 * (n - 1) / half * rounded / length * steepest, least_bend))
+        half /= SETTINGS.factor
+        middle = t[torch.arange(lines), where + 1].clamp(half, 1 - half)
+    return judge_bends(torch.stack(bends), torch.stack(least))
+
+
+def judge_bends(bends: Tensor, least: Tensor) -> Smoothness:
+    """What the largest second differences [zooms, lines] say; those below `least` [zooms, lines] say nothing."""
+    floor, wide, close = least[1:], bends[:-1], bends[1:]
+    orders = (wide / torch.maximum(close, floor).clamp_min(1e-300)).log() / math.log(SETTINGS.factor)  # [zooms, lines]
+    # Where a bend is no longer seen, it may have fallen farther than can be seen.
+    told = ((close > floor) | (orders >= SETTINGS.smooth)) & (wide > least[:-1]).cumprod(0).bool()
+    last = {n: float(orders[told[:, n], n][-1]) for n in range(bends.shape[1]) if bool(told[:, n].any())}  # by line
+    if not last:
+        return Smoothness("unclear" if bool((least[0] > SETTINGS.visible).any()) else "smooth", None, 0.0)
+    roughest = min(last.values())
+    kind = "smooth" if roughest >= SETTINGS.smooth else "kinks" if roughest >= SETTINGS.kinked else "jumps"
+    jumps = [float(bends[-1, n]) for n, order in last.items() if order < SETTINGS.kinked]
+    return Smoothness(kind, roughest, max(jumps, default=0.0))

@@ -1,0 +1,266 @@
+"""What every input does: over its whole range, to which outputs, and how much, each moved by itself."""
+
+import contextlib
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bondgrad.measuring._rounding import ROUNDING_UNITS
+from bondgrad.measuring._sampler import BudgetExceeded, MeasurementSkipped, Sampler
+from bondgrad.probing._facts import Facts
+from bondgrad.probing._number_format import percent, runs, sentences
+from bondgrad.structure import colour
+from bondgrad.structure.discovery._dependencies import find_dependencies
+from bondgrad.structure.discovery._search_batch import SearchBatch
+from bondgrad.structure.discovery._settings import SETTINGS as SEARCH
+
+# What would hide too many dependencies, over the spread of the outputs: standard deviations, and steps of a lattice.
+MOST_HIDING = {"noise": 0.03, "rounding": 0.03, "steps": 0.4}
+
+
+@dataclass(frozen=True)
+class InputSettings:
+    """How inputs are swept and moved, and what is concluded from that."""
+
+    rows: int = 2  # at which every input is swept
+    points: tuple[int, ...] = (17, 9, 5)  # of a sweep, as the budget allows
+    beyond: float = 0.1  # of the range of the typical rows, on both sides, within the limits
+    share: float = 0.3  # of the evaluations left: the search for structure comes after it
+    halvings: int = 10  # of the distance between two points, to find where it begins to fail: a thousandth of it
+    reserve: int = 1000  # evaluations for what comes after it, without which that distance is not halved
+    hardly: float = 1e-3  # of the largest change: smaller ones count as none
+    saturated: float = 0.6  # of the range without change: then the box is saturated
+    answered: float = 0.5  # share of the pattern of dependencies about which anything must have been found out
+    moved_rows: int = 4  # at which every input is moved by its spread, if the budget allows
+    visible: float = 0.1  # of the spread: where less cannot be told from noise, no input is called dead
+
+
+SETTINGS = InputSettings()
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A range of an input in which the box fails, the other inputs being typical."""
+
+    input: int
+    low: float | None  # None: from the end of what was looked at
+    high: float | None
+    how: str
+
+    @property
+    def words(self) -> str:
+        """Where and how the box fails, for the list of failures."""
+        low, high = (None if end is None else f"{end:.3g}" for end in (self.low, self.high))
+        inside = f"from {low} to {high}" if low else "anywhere"
+        where = inside if (low is None) == (high is None) else f"above {low}" if low else f"below {high}"
+        return f"input {self.input} {where}: {self.how}"
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """What sweeps over the inputs have shown."""
+
+    failures: list[Failure]
+    failing_rows: float  # fraction of the typical rows
+    flat: float  # fraction of the range over which outputs hardly change, median over inputs that matter
+    inputs: int  # that were looked at
+    moving: list[int]  # those that changed an output
+
+    @property
+    def saturated(self) -> bool:
+        """Whether most of the range is flat."""
+        return self.flat > SETTINGS.saturated
+
+    @property
+    def words(self) -> str:
+        """The finding, in sentences."""
+        places = "; ".join(f.words for f in self.failures[:8]) + "; ..." * (len(self.failures) > 8)
+        return sentences(
+            self.failing_rows > 0 and f"It fails at {percent(self.failing_rows)} of the typical rows.",
+            f"It fails at {places}." if places else "It answered over the whole range of the inputs.",
+            self.saturated and f"Saturated: over {percent(self.flat)} of the range its outputs hardly change.",
+        )
+
+
+def measure_ranges(sampler: Sampler, facts: Facts, generator: torch.Generator) -> Ranges:
+    """Sweep every input by itself, from a little below to a little above what is typical of it."""
+    d, allowed = sampler.x.shape[1], int(SETTINGS.share * sampler.affordable)
+    points = next((p for p in SETTINGS.points if p * d * SETTINGS.rows <= allowed), SETTINGS.points[-1])
+    count = sampler.affordable_count(d, points * SETTINGS.rows, SETTINGS.share)
+    inputs = torch.randperm(d, generator=generator)[:count].sort().values
+    rows = facts.choose(SETTINGS.rows, generator)
+    low, high = sampler.lowest, sampler.highest
+    room = torch.where(high > low, SETTINGS.beyond * (high - low), sampler.spread)
+    low, high = torch.maximum(low - room, sampler.low)[inputs], torch.minimum(high + room, sampler.high)[inputs]
+    values = torch.lerp(low[:, None], high[:, None], torch.linspace(0, 1, points, dtype=torch.float64))  # [n, points]
+    y = _sweep(sampler, rows, inputs, values)  # [n, rows, points, d_out]
+    broken = ~torch.isfinite(y).all(3).all(1)  # [n, points]
+    failing = broken.any(1).nonzero().squeeze(1)
+    failures = [f for n in failing for f in _failures(sampler, rows, inputs[n, None], values[n], broken[n], y[n])]
+    noise = torch.maximum(6 * math.sqrt(2) * facts.noise, facts.tolerance) / facts.output_spread  # [d_out]
+    change = y.diff(dim=2).abs() / facts.output_spread
+    change = torch.where(torch.isfinite(change), change, math.nan).flatten(1, 2)  # [n, changes, d_out]
+    # A bad answer makes two large changes.
+    largest = change.nan_to_num(0).sort(1, descending=True).values[:, 2 if facts.noisy else 0]  # [n, d_out]
+    failing_rows, moving = 1 - len(facts.usable) / len(facts.y), inputs[(largest > noise).any(1)].tolist()
+    return Ranges(failures, failing_rows, _flat(change, largest, noise), count, moving)
+
+
+def _sweep(sampler: Sampler, rows: Tensor, inputs: Tensor, values: Tensor) -> Tensor:
+    """[n, rows, points, d_out] with each of inputs [n] by itself at each of its values [n, points]."""
+    n, r = len(inputs), len(rows)
+    y = sampler.ask_moved(rows.repeat(n), inputs.repeat_interleave(r), values.repeat_interleave(r, 0))
+    return y.view(n, r, *y.shape[1:])
+
+
+def _flat(change: Tensor, largest: Tensor, noise: Tensor) -> float:
+    """The share of changes [n, changes, d_out] that are small beside the largest [n, d_out].
+
+    It is the median over the inputs of the mean over the outputs that each of them moves.
+    """
+    small = (change <= torch.maximum(SETTINGS.hardly * largest, noise)[:, None]).double().sum(1)
+    still = small / torch.isfinite(change).sum(1).clamp_min(1)  # [n, d_out]
+    matter = (largest > SETTINGS.hardly * largest.amax(0)) & (largest > 10 * noise)  # among noise, nothing can be said
+    moves = matter.any(1)
+    by_input = (still * matter).sum(1)[moves] / matter.sum(1)[moves]
+    return float(by_input.median()) if len(by_input) else 0.0
+
+
+def _failures(sampler: Sampler, rows: Tensor, one: Tensor, values: Tensor, broken: Tensor, y: Tensor) -> list[Failure]:
+    """The ranges of input `one` [1] in which it fails, given answers y [rows, points, d_out] at values [points]."""
+    errors = sampler.caller.errors
+    errors.clear()
+    with contextlib.suppress(BudgetExceeded):  # once more, to see what it raises
+        y = _sweep(sampler, rows, one, values[broken][None])
+    how = "NaN" if bool(torch.isnan(y).any()) else "infinite"
+    how = f"raises {errors.most_common(1)[0][0]}" if errors else how
+    found = []
+    for first, last in runs(broken.tolist()):
+        low = None if first == 0 else _edge(sampler, rows, one, values[first - 1], values[first])
+        high = None if last == len(values) - 1 else _edge(sampler, rows, one, values[last + 1], values[last])
+        found.append(Failure(int(one), low, high, how))
+    return found
+
+
+def _edge(sampler: Sampler, rows: Tensor, one: Tensor, fine: Tensor, broken: Tensor) -> float:
+    """The border between a value at which the box works and one at which it does not."""
+    for _ in range(SETTINGS.halvings if sampler.affordable > SETTINGS.reserve else 0):
+        middle = (fine + broken) / 2
+        works = bool(torch.isfinite(_sweep(sampler, rows, one, middle.view(1, 1))).all())
+        fine, broken = (middle, broken) if works else (fine, middle)
+    return float(fine + broken) / 2
+
+
+@dataclass(frozen=True)
+class Dependence:
+    """Which outputs depend on which inputs, in numbers."""
+
+    groups: int  # of inputs that can move together
+    inputs: int
+    filled: float  # fraction of the pattern
+    blocks: tuple[int, int] | None  # (inputs, outputs) of each, where modules lie side by side
+    idle: list[int]  # inputs that no output reacted to
+
+    @property
+    def words(self) -> str:
+        """The finding, in sentences."""
+        if self.groups == self.inputs:
+            return "No structure to be used: every input shares an output with every other."
+        saving = f"{2 * self.groups:,} evaluations a row for a central gradient instead of {2 * self.inputs:,}"
+        if self.blocks is not None:
+            inputs = "one input" if self.blocks[0] == 1 else f"{self.blocks[0]} inputs"
+            return f"{self.inputs // self.blocks[0]:,} blocks of {inputs}: {saving}."
+        return f"Outputs depend on {percent(self.filled)} of the inputs; {self.groups} groups move together: {saving}."
+
+
+def measure_pattern(sampler: Sampler, facts: Facts, generator: torch.Generator) -> Dependence:
+    """Move every input by itself, at some rows, as `structure.detect` does."""
+    if facts.found.company is not None and facts.found.company.matters:
+        raise MeasurementSkipped("rows influence one another, so it cannot be seen")
+    rounding = (2 * facts.floor or 64 * facts.unit) * facts.scale  # [d_out] in the difference of two answers
+    rounding = facts.repeat_tolerance if facts.noisy else rounding  # noise is measured once more, in the search
+    lattice = [0.0] if facts.found.rounding is None else [quantum or 0.0 for quantum in facts.found.rounding.quantum]
+    steps = float((facts.y.new_tensor(lattice) / facts.output_spread).max())
+    sizes = {"noise": facts.relative(facts.noise), "rounding": facts.relative(rounding), "steps": steps}
+    for what, size in sizes.items():
+        if size > MOST_HIDING[what]:
+            raise MeasurementSkipped(f"{what} of {percent(size)} of the spread would hide it")
+    rows, d = facts.usable, sampler.x.shape[1]
+    sampler.require(SEARCH.rows * (d * (2 if facts.noisy else 1) + SEARCH.repeats + 1))
+    eps = float((rounding / facts.positive_scale).max()) / ROUNDING_UNITS
+    x, y, at_once = sampler.x[rows], facts.y[rows], sampler.caller.largest
+
+    def ask(points: Tensor, which: Tensor) -> Tensor:
+        return sampler.ask(points, rows[which])
+
+    batch = SearchBatch(x, y, ask, at_once, max(eps, 1e-12), eps, sampler.low, sampler.high)
+    found = find_dependencies(batch, generator)
+    if found.answered < SETTINGS.answered:
+        raise MeasurementSkipped("too many points failed")
+    depends = found.depends  # [d_out, d]
+    if not bool(depends.any()):
+        raise MeasurementSkipped("no output reacted to any input")
+    groups = int(colour(depends).max()) + 1
+    idle = (~depends.any(0)).nonzero().squeeze(1).tolist()
+    return Dependence(groups, d, float(depends.double().mean()), _blocks(depends, groups), idle)
+
+
+def _blocks(depends: Tensor, groups: int) -> tuple[int, int] | None:
+    """(inputs, outputs) of blocks side by side that hold all of the pattern [d_out, d] and cost no more groups."""
+    d_out, d = depends.shape
+    count = d // groups
+    if groups == d or d % groups != 0 or d_out % count != 0:
+        return None
+    mask = torch.kron(torch.eye(count), torch.ones(d_out // count, groups)).bool()
+    return None if bool((depends & ~mask).any()) else (groups, d_out // count)
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """What moving an input by its spread does to the outputs."""
+
+    change: list[float]  # by input: change of the outputs over their spread, root mean square
+    dead: list[int] | None  # inputs that nothing reacts to. None: too noisy, or too coarse, to tell
+
+    @property
+    def words(self) -> str:
+        """The finding, in sentences."""
+        order = sorted(range(len(self.change)), key=lambda i: -self.change[i])
+        strongest = ", ".join(f"{i} ({self.change[i]:.2g})" for i in order[:3])
+        least = f"; least: {order[-1]} ({self.change[order[-1]]:.2g})" if len(order) > 3 else ""
+        dead = self.dead or []
+        names = ", ".join(map(str, dead[:12])) + ", ..." * (len(dead) > 12)
+        return sentences(
+            f"Moved by their spread, these change the outputs most (in spreads of theirs): {strongest}{least}.",
+            self.dead is None and "Too noisy or too coarse to say whether any is dead.",
+            bool(dead) and f"Dead: input{'s' * (len(dead) > 1)} {names}.",
+        )
+
+
+def measure_effects(sampler: Sampler, facts: Facts, generator: torch.Generator) -> Sensitivity:
+    """Move every input by its spread, at a few rows."""
+    d = sampler.x.shape[1]
+    count = sampler.affordable_count(SETTINGS.moved_rows, 2 * d)
+    rows, inputs = facts.choose(count, generator).repeat_interleave(d), torch.arange(d).repeat(count)
+    spread = sampler.spread[inputs, None]
+    ends = sampler.either_side(rows, inputs, spread / 2)[0].squeeze(1)  # [rows * d, 2]
+    change = sampler.ask_moved(rows, inputs, ends).diff(dim=1).abs().view(count, d, -1)
+    part = (ends.diff(dim=1) / spread).clamp_min(1e-300).view(count, d, 1)  # what limits leave of the spread
+    own = (change.square() - 2 * facts.noise.square()) / (facts.output_spread * part).square()  # without that of noise
+    by_input = own.nanmean((0, 2)).nan_to_num(0).clamp_min(0).sqrt()
+    certain = facts.certain(1)
+    still = ~(change > certain).any(2).any(0) & torch.isfinite(change).all(2).any(0)
+    visible = bool((certain < SETTINGS.visible * facts.output_spread).all())
+    return Sensitivity(by_input.tolist(), dead_inputs(facts, still.nonzero().squeeze(1).tolist()) if visible else None)
+
+
+def dead_inputs(facts: Facts, still: list[int]) -> list[int] | None:
+    """Those of the inputs that no other finding calls alive. None: outputs are coarse, and may react elsewhere."""
+    ranges, rounding, smoothness = facts.found.ranges, facts.found.rounding, facts.found.smoothness
+    jumps = smoothness is not None and smoothness.kind == "jumps"
+    coarse = jumps or (rounding is not None and rounding.quantised) or (ranges is not None and ranges.saturated)
+    idle = still if facts.found.dependence is None else facts.found.dependence.idle
+    moving = [] if ranges is None else ranges.moving
+    return None if still and coarse else [i for i in still if i in idle and i not in moving]
