@@ -188,13 +188,14 @@ def test_sequences():
     assert torch.allclose(g, gy.flip(1).cumsum(1).flip(1) * x.cos())
 
 
-def test_memory_outside_of_the_graph():
+@pytest.mark.parametrize("width", [None, 3])
+def test_memory_outside_of_the_graph(width):
     """The compiler works around the box, which goes on from call to call."""
 
     def fn(x, state):
         return (state + x).sin(), state + x
 
-    layer = BlackBox(fn, 3, state=torch.zeros(1, 3).double(), policy=Fixed(1e-5), seed=0)
+    layer = BlackBox(fn, 3, width, state=torch.zeros(1, 3).double(), policy=Fixed(1e-5), seed=0)
     compiled = torch.compile(nn.Sequential(nn.Identity(), layer))
     total = torch.zeros(4, 3).double()
     for _ in range(4):
