@@ -36,6 +36,7 @@ from single_changes import Change, changes_in
 ROOT = Path(__file__).parent.parent
 SECONDS = 300  # after which a run of tests counts as failed
 OPTIONS = ["-q", "-x", "-W", "ignore::pytest.PytestAssertRewriteWarning", "-p", "no:cacheprovider", "-p", "no:xdist"]
+COMPILED = "tests/torch_support/test_compile.py"  # what a compiler runs is not traced: these always run
 # Where the tests of a room are: its own, and those of what is built on it alone.
 ROOMS = {
     "box.py": [
@@ -129,10 +130,15 @@ def executed_lines(copy: Path, path: str) -> list[Test]:
     ]
 
 
+def executes(test: Test, change: Change) -> bool:
+    """Whether the test executes the changed statement."""
+    return not test.lines.get(change.file, frozenset()).isdisjoint(change.statement)
+
+
 def is_noticed(copy: Path, change: Change, tests: list[Test]) -> bool:
     """Whether a test that executes the changed line fails."""
     if change.statement:
-        tests = [test for test in tests if not test.lines.get(change.file, frozenset()).isdisjoint(change.statement)]
+        tests = [test for test in tests if test.name.startswith(COMPILED) or executes(test, change)]
         tests = sorted(tests, key=lambda test: test.seconds)
     else:  # those that use the file first
         tests = sorted(tests, key=lambda test: (change.file not in test.lines, test.seconds))
