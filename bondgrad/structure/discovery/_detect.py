@@ -16,10 +16,9 @@ from bondgrad.calling._modules import in_eval_mode
 from bondgrad.calling._state_form import snapshot_owner
 from bondgrad.evaluators import Driver, Evaluator, Local, Request
 from bondgrad.measuring._statistics import normal_quantile
-from bondgrad.structure._colouring import colour, lower_bound
+from bondgrad.structure._groups import colour, lower_bound
 from bondgrad.structure.discovery._dependencies import SQRT2, Dependencies, find_dependencies
-from bondgrad.structure.discovery._search_batch import SearchBatch
-from bondgrad.structure.discovery._settings import SETTINGS
+from bondgrad.structure.discovery._search_batch import SETTINGS, SearchBatch
 from bondgrad.torch_support._precision import arithmetic
 
 

@@ -1,20 +1,18 @@
-"""What a layer has found out about the structure of its box, and when it searches again."""
+"""The structure that a layer works with: as it was given, or as far as it was found out, and when it searches again."""
 
 import math
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from bondgrad.structure._sequence import Sequence
-from bondgrad.structure._structure import Dense, Pattern, Structure
-from bondgrad.structure.discovery._dependencies import find_dependencies
+from bondgrad.structure._structure import Dense, Pattern, Sequence, Structure, as_pattern
+from bondgrad.structure.discovery._dependencies import EVALUATIONS_OF_A_CHECK, find_dependencies, missing_dependencies
 from bondgrad.structure.discovery._memory_length import memory_length, response
-from bondgrad.structure.discovery._search_batch import SearchBatch
-from bondgrad.structure.discovery._settings import SETTINGS
-from bondgrad.structure.discovery._watch import EVALUATIONS_OF_A_CHECK, missing_dependencies
+from bondgrad.structure.discovery._search_batch import SETTINGS, SearchBatch
 from bondgrad.torch_support._random import Generators
 
 CPU = torch.device("cpu")
@@ -107,6 +105,29 @@ class AutoHorizon(AutoStructure):
             longest = max(measured, known["last"])  # one short measurement alone changes nothing
             found["horizon"] = longest if longest < SETTINGS.worthwhile * horizon else known["horizon"]
         return known | found
+
+
+def resolve(structure: Any, fn: Callable[..., Any]) -> Structure | AutoStructure:  # noqa: ANN401
+    """The structure that an argument stands for; None stands for `fn.structure`, or for "dense" if there is none."""
+    if structure is None:
+        return _resolved(getattr(fn, "structure", None)) or Dense()  # an attribute of that name may mean something else
+    found = _resolved(structure)
+    if found is None:
+        raise ValueError(
+            "structure must be 'dense', 'auto', Blocks(n_in, n_out), Sequence(horizon), a pattern [out_features, "
+            f"in_features] of booleans (pattern.bool()), or None, got {structure!r}"
+        )
+    return found
+
+
+def _resolved(structure: object) -> Structure | AutoStructure | None:
+    """The structure that a value stands for; None, if it stands for none."""
+    if isinstance(structure, str):
+        return Dense() if structure == "dense" else AutoPattern() if structure == "auto" else None
+    if isinstance(structure, Structure):
+        return AutoHorizon() if isinstance(structure, Sequence) and structure.horizon == "auto" else structure
+    pattern = as_pattern(structure)
+    return None if pattern is None else Pattern(pattern)
 
 
 class Discovery(NamedTuple):

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from bondgrad.structure.discovery._dependencies import missing_dependencies
 from bondgrad.structure.discovery._tracker import AutoHorizon
-from bondgrad.structure.discovery._watch import missing_dependencies
 from tests.structure.discovery.test_dependencies import batch_of, random
 
 
