@@ -18,8 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bondgrad.checking._settings import SETTINGS
-from bondgrad.checking._slopes import SlopeSamples
+from bondgrad.checking._slopes import SETTINGS, SlopeSamples
 from bondgrad.measuring._statistics import FALSE_ALARM, LOOKS, freedom, mean, normal_quantile, student
 
 
