@@ -33,7 +33,6 @@ def plot(what: "Tensor | np.ndarray | Detection | BlackBox", ax: "Axes | None" =
     """
     try:  # matplotlib is optional, and loads only here
         import matplotlib.pyplot as plt
-        from matplotlib.ticker import MaxNLocator
     except ImportError as error:
         raise ImportError("structure.plot draws with matplotlib: pip install matplotlib") from error
 
@@ -48,8 +47,7 @@ def plot(what: "Tensor | np.ndarray | Detection | BlackBox", ax: "Axes | None" =
     # A mark is as large as its cell of the pattern, in points, and never too small to be seen.
     side = max(1.2, 72 / ax.figure.dpi * min(ax.bbox.width / columns, ax.bbox.height / rows))
     ax.scatter(inputs, outputs, s=side**2, c=shades[group[inputs]], marker="s", linewidths=0, rasterized=True)
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.set_major_locator(MaxNLocator(nbins="auto", integer=True))
+    ax.locator_params(integer=True)
     groups = f"{count} {'group' if count == 1 else 'groups'} for {columns} inputs"
     ax.set(xlabel="input", ylabel="output", xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5))
     ax.set_title(f"{groups} (at least {lower_bound(depends)})")
