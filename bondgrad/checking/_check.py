@@ -96,10 +96,7 @@ def _typical_rows(
     if not bool(answered.any()):
         raise ValueError("box must have finite answers at x: it has none at the rows that were tried")
     rows, y = rows[answered], y[answered]
-    weight, size = y.std(0, correction=0), y.abs().amax(0)
-    weight = torch.where(weight > 1e-6 * size, weight, size)
-    gy = torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y.device)
-    gy = gy / torch.where(weight > 0, weight, 1)
+    gy = torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y.device) / Spread.of(y).typical
     finite = ~sampler.gradients(x[rows], tuple(c[rows] for c in context), gy, generator).isinf().any(1)
     chosen = torch.cat(((~finite).nonzero()[: SETTINGS.suspects], finite.nonzero())).squeeze(1)
     chosen = chosen[: max(1, min(SETTINGS.rows, sampler.left // each))]

@@ -132,10 +132,9 @@ class LossSlopes:
 
     def ladder(self) -> Tensor:
         """Steps [r, d, rungs], from the longest down to where rounding is all that is left."""
-        eps = torch.finfo(self.x.dtype).eps
         powers = torch.arange(rungs(self.x.dtype), dtype=torch.float64, device=self.x.device)
-        least = SETTINGS.least_ulps * eps * self.x.abs().double() / self.scale
-        least = torch.minimum(least, self.longest)[..., None]
+        ulps = torch.finfo(self.x.dtype).eps * self.x.abs().double() / self.scale
+        least = torch.minimum(SETTINGS.least_ulps * ulps, self.longest)[..., None]
         return torch.maximum(self.longest[..., None] * SETTINGS.factor**-powers, least)
 
     def best_steps(self, steps: Tensor, quotients: Tensor) -> Tensor:

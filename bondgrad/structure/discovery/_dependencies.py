@@ -114,22 +114,18 @@ def responses(batch: SearchBatch, rows: Tensor, targets: Tensor, noise: Tensor, 
             rows are compared with `batch.y`.
     """
     x, base = batch.x[rows], torch.where(torch.isfinite(batch.y[rows]), batch.y[rows], math.nan)
-    (r, d), d_out = x.shape, base.shape[1]
-    largest = torch.zeros(d_out, d, dtype=base.dtype, device=x.device)
-    where, certain, answered = (torch.zeros(d_out, d, dtype=torch.long, device=x.device) for _ in range(3))
     ends = torch.stack((targets, x) if paired else (targets,), 1)  # [r, ends, d]
-    at_once = max(1, batch.max_points // (r * ends.shape[1]))
-    for first in range(0, d, at_once):
+    at_once, parts = max(1, batch.max_points // ends[:, :, 0].numel()), []
+    for first in range(0, x.shape[1], at_once):
         inputs = slice(first, first + at_once)
         y = batch.ask(one_input_moved(x, inputs, ends[:, :, inputs]), rows)  # [r, inputs, ends, d_out]
         moved, unmoved = y[:, :, 0], y[:, :, 1] if paired else base[:, None]
-        answered[:, inputs] = torch.isfinite(moved - unmoved).sum(0).T
         deviation = torch.maximum(noise[:, None], batch.rounding_noise.between(moved, unmoved))
         change = (moved - unmoved).abs() / (SQRT2 * deviation)
         change.nan_to_num_(0, math.inf)  # NaN comes of a failure, and of an output that is always zero
-        largest[:, inputs], where[:, inputs] = (t.T for t in change.max(0))
-        certain[:, inputs] = (change > SETTINGS.certainty).sum(0).T
-    return Responses(rows, targets, noise, largest, where, certain, answered)
+        certain, answered = (change > SETTINGS.certainty).sum(0), torch.isfinite(moved - unmoved).sum(0)
+        parts.append((*change.max(0), certain, answered))  # [inputs, d_out] each
+    return Responses(rows, targets, noise, *(torch.cat(part).T for part in zip(*parts, strict=True)))
 
 
 def mean_change(batch: SearchBatch, rows: Tensor, moved: Tensor, noise: Tensor, n: int) -> tuple[Tensor, Tensor]:
@@ -162,9 +158,8 @@ def confirmed(batch: SearchBatch, seen: Responses, doubtful: Tensor) -> Tensor:
     d = doubtful.shape[1]
     # Outputs that are doubtful for the same input at the same row share their evaluations: k moves for all of them.
     moves, move_of = torch.unique(seen.where[o, i] * d + i, return_inverse=True)  # [k], [doubtful]
-    at_once = 1 if batch.whole else max(1, batch.max_points // (2 * SETTINGS.confirmations))
     changes = []
-    for some in torch.split(moves, at_once):
+    for some in torch.split(moves, 1 if batch.whole else len(moves)):  # a box with a memory is asked once about a row
         at, inputs = some // d, some % d
         rows, targets = seen.rows[at], seen.targets[at]
         moved = torch.where(inputs[:, None] == torch.arange(d, device=o.device), targets, batch.x[rows])

@@ -88,11 +88,9 @@ class SearchBatch:
         moves = max(1, self.max_points // (ends * (r if self.whole else 1)))  # of a row in one request
         at_once = r if self.whole else max(1, moves // j)
         parts = []
-        for i in range(0, r, at_once):
-            some = slice(i, i + at_once)
+        for near, some in zip(*(torch.split(t, at_once) for t in (points, rows)), strict=True):
             # Points are copied, since the box may write into what it is given.
-            answers = [self.evaluate(points[some, k : k + moves].clone(), rows[some]) for k in range(0, j, moves)]
-            parts.append(torch.cat(answers, 1))
+            parts.append(torch.cat([self.evaluate(part.clone(), some) for part in torch.split(near, moves, 1)], 1))
         y = torch.cat(parts)
         return torch.where(torch.isfinite(y), y, math.nan)
 
