@@ -44,7 +44,7 @@ def check(
         limits: (low, high): no point outside is evaluated. None: those of the BlackBox, if it has any.
         tolerance: Relative error of an input's gradient that still counts as right.
         budget: The most evaluations to spend: rows that the box is asked about, or the function inside a BlackBox.
-        seed: Of gy, of the choice of rows, and of the steps.
+        seed: The seed for gy, for the choice of rows, and for the steps.
         evaluator: Where the box is evaluated at rows of which only outputs are asked for, in requests with the purpose
             "probe". None: `evaluators.Local()`. Gradients are always taken here, of no more than its `max_rows` rows at
             a time; a BlackBox evaluates its function with its own evaluator for both.
@@ -110,7 +110,7 @@ class GradientCheck:
     Args:
         slopes: The loss near the rows.
         tolerance: Relative error of an input's gradient that still counts as right.
-        generator: Of the steps.
+        generator: For the random part of the steps.
     """
 
     def __init__(self, slopes: LossSlopes, tolerance: float, generator: torch.Generator) -> None:

@@ -35,7 +35,7 @@ class Entries(NamedTuple):
 
 
 class Evidence(NamedTuple):
-    """For or against every input; the last entry of what has d + 1 is all inputs together."""
+    """What speaks for or against the gradient of every input. Of d + 1 entries, the last is for all inputs together."""
 
     entries: Entries
     factor: Tensor  # [d + 1] the gradient in units of the slope; NaN: the slope was not seen

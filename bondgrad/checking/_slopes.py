@@ -71,7 +71,7 @@ class SlopeSamples(NamedTuple):
     rounding: Tensor  # [r, d] standard deviation of the rounding of the loss
 
     def joined(self, more: "SlopeSamples") -> "SlopeSamples":
-        """With more samples, measured with the same steps."""
+        """These samples, and more that were measured with the same steps."""
         return SlopeSamples._make((*(torch.cat(pair) for pair in zip(self[:4], more[:4], strict=True)), *more[4:]))
 
 

@@ -61,22 +61,15 @@ class Groups:
             width = max(1, int(counts[where].max()))
             index = group[where, None] * cells + order[where, :width]
             index = torch.where(torch.arange(width, device="cpu") < counts[where, None], index, padding)  # [k, width]
-            gathers.append(Gather(where.to(device), index.to(device)))
+            gathers.append(index.to(device))
         source = torch.full((stop - start, cells), -1, device="cpu")
         i, c = columns.nonzero().unbind(1)
         source[group[i], c] = i
         moved = self.colour == torch.arange(start, stop, device="cpu")[:, None]  # [j, d]
         which = slice(None) if bool(members.all()) else inputs.to(device)
-        padded = any(bool((gather.cells == padding).any()) for gather in gathers)
-        return GroupSubset(which, moved.to(device), source.flatten().to(device), self.cell, gathers, padded)
-
-
-class Gather(NamedTuple):
-    """Which cells to add up, for k inputs that similar numbers of cells depend on."""
-
-    where: Tensor  # [k] the inputs, as positions in `GroupSubset.inputs`
-    cells: Tensor  # [k, width] for each, the cells that depend on it, counted over all groups of the subset; shorter
-    # lists are padded, with the index of a zero after the last cell
+        padded = any(bool((gather == padding).any()) for gather in gathers)
+        place = class_of.argsort(stable=True).argsort().to(device)  # the inverse of the order of the gathers
+        return GroupSubset(which, moved.to(device), source.flatten().to(device), self.cell, gathers, place, padded)
 
 
 class GroupSubset(NamedTuple):
@@ -86,7 +79,9 @@ class GroupSubset(NamedTuple):
     moved: Tensor  # [j, d] bool, the inputs that move with each group
     source: Tensor  # [j·cells] the input that a cell depends on, as a position in `inputs`; -1: none of the group
     cell: int  # the number of outputs in a cell
-    gathers: list[Gather]  # which cells to add up for each input
+    gathers: list[Tensor]  # [k, width] each, for k inputs that similar numbers of cells depend on: these cells, counted
+    # over all groups of the subset; shorter lists are padded, with the index of a zero after the last cell
+    place: Tensor  # [n] the place of each input among the inputs of all `gathers`
     padded: bool  # whether any of them is padded
 
     def sum_by_input(self, products: Tensor) -> Tensor:
@@ -100,14 +95,9 @@ class GroupSubset(NamedTuple):
             cells = torch.nn.functional.pad(cells, (0, 1))
         totals = []
         for gather in self.gathers:
-            total = cells.index_select(1, gather.cells.flatten())  # [b, k·width]
-            totals.append(total if gather.cells.shape[1] == 1 else total.view(b, *gather.cells.shape).sum(2))
-        if len(totals) == 1:
-            return totals[0]
-        out = cells.new_empty(b, sum(total.shape[1] for total in totals))
-        for total, gather in zip(totals, self.gathers, strict=True):
-            out[:, gather.where] = total
-        return out
+            total = cells.index_select(1, gather.flatten())  # [b, k·width]
+            totals.append(total if gather.shape[1] == 1 else total.view(b, *gather.shape).sum(2))
+        return totals[0] if len(totals) == 1 else torch.cat(totals, 1).index_select(1, self.place)
 
     def usable(self, finite: Tensor) -> tuple[Tensor, Tensor]:
         """Which evaluations can be used for which inputs, where some outputs are not finite.

@@ -58,12 +58,13 @@ def test_gathers_are_by_similar_numbers_of_outputs():
     for i in range(5):
         depends[sum(counts[:i]) : sum(counts[: i + 1]), i] = True
     part = Groups(torch.zeros(5, dtype=torch.long), depends).subset(slice(0, 1), CPU)
-    assert [(g.where.tolist(), g.cells.tolist()) for g in part.gathers] == [
-        ([0, 4], [[0], [14]]),  # no output depends on the last: it has the zero
-        ([1], [[1, 2]]),
-        ([2], [[3, 4, 5]]),
-        ([3], [list(range(6, 14))]),
+    assert [gather.tolist() for gather in part.gathers] == [
+        [[0], [14]],  # of the inputs 0 and 4; no output depends on the last: it has the zero
+        [[1, 2]],
+        [[3, 4, 5]],
+        [list(range(6, 14))],
     ]
+    assert part.place.tolist() == [0, 2, 3, 4, 1]
     assert part.padded
     assert part.sum_by_input(torch.ones(2, 1, 14)).tolist() == [counts] * 2
 
