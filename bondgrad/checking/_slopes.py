@@ -179,8 +179,7 @@ class LossSlopes:
 
     def cost(self, copies: int) -> int:
         """Evaluations that so many copies of a measurement take."""
-        r, d = self.x.shape
-        return copies * r * (6 * d + 1)
+        return copies * len(self.x) * (6 * self.x.shape[1] + 1)
 
 
 def rungs(dtype: torch.dtype) -> int:
