@@ -3,7 +3,7 @@
 from bondgrad import baselines, estimators, evaluators, policies, structure
 from bondgrad._version import __version__
 from bondgrad.box import BlackBox
-from bondgrad.checking._check import Check, check
+from bondgrad.checking import Check, check
 from bondgrad.errors import BoxError
 from bondgrad.estimators import Central, Forward, Simultaneous
 from bondgrad.metrics import TensorBoard, sign_accuracy

@@ -25,8 +25,7 @@ from bondgrad.step._state import PolicyState
 from bondgrad.step._stats import Stats
 from bondgrad.step._trials import standard_error
 from bondgrad.structure import Structure
-from bondgrad.structure._resolve import resolve
-from bondgrad.structure.discovery._tracker import AutoStructure, StructureTracker
+from bondgrad.structure.discovery._tracker import AutoStructure, StructureTracker, resolve
 from bondgrad.torch_support import _operators as operators
 from bondgrad.torch_support._bridge import check_tangent
 from bondgrad.torch_support._precision import autocast_dtype

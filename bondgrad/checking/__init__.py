@@ -17,6 +17,7 @@ Every input is judged by its own slope, however weak, if that is seen. If it is 
 hundredth of the typical slope.
 """
 
-from bondgrad.checking._check import Check, check
+from bondgrad.checking._check import check
+from bondgrad.checking._report import Check
 
 __all__ = ["Check", "check"]

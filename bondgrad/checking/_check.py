@@ -1,84 +1,22 @@
-"""The function `check`, and what it returns."""
+"""The function `check`: measuring until it is known whether a gradient is right."""
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from bondgrad.calling._inputs import check_rows, context_rows
 from bondgrad.calling._limits import Limits
-from bondgrad.checking._gradient_check import GradientCheck, least_cost
+from bondgrad.checking._evidence import Evidence, compare
+from bondgrad.checking._report import Check, Verdict, problems
 from bondgrad.checking._sampler import GradientSampler
-from bondgrad.checking._settings import SETTINGS
-from bondgrad.checking._slopes import LossSlopes
-from bondgrad.checking._words import percent, problems, weak
+from bondgrad.checking._slopes import SETTINGS, LossSlopes, rungs
 from bondgrad.errors import checked_seed, positive_float, positive_int
 from bondgrad.evaluators import Evaluator
 from bondgrad.measuring._spread import Spread
-
-Verdict = Literal["right", "wrong", "undecided"]
-
-
-@dataclass(frozen=True, eq=False)
-class Check:
-    """What `check` found. True as a bool if the gradient is right; print it to read it.
-
-    Example:
-        >>> class Cube(torch.autograd.Function):
-        ...     @staticmethod
-        ...     def forward(ctx, x):
-        ...         ctx.save_for_backward(x)
-        ...         return x**3
-        ...
-        ...     @staticmethod
-        ...     def backward(ctx, gy):
-        ...         (x,) = ctx.saved_tensors
-        ...         return 2 * gy * x**2  # should be 3
-        >>> x = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
-        >>> found = check(Cube.apply, x)
-        >>> found.verdict, found.problems
-        ('wrong', ('all inputs: 33.3 % too small',))
-        >>> bool(check(lambda x: x**3, x))
-        True
-    """
-
-    verdict: Verdict
-    factor: Tensor  # [d] the gradient in units of the slope, over rows: 1 where right; NaN: the slope was not seen
-    standard_error: Tensor  # [d] of the factor
-    error: Tensor  # [d] root mean square over rows, in units of that of the slope, noise taken off
-    visible: Tensor  # [d] the least error that would certainly have been called wrong; where the slope was not seen, in
-    # units of a hundredth of the typical one
-    rate: Tensor  # [d] exponent of the step in L(x + t) - L(x) - g·t: 2 where right, 1 where not; NaN: lost in noise
-    tolerance: float
-    evaluations: int  # rows that the box, or the function inside a BlackBox, was asked about
-    problems: tuple[str, ...]  # in words
-
-    @property
-    def right(self) -> bool:
-        """Whether the verdict is "right"."""
-        return self.verdict == "right"
-
-    def __bool__(self) -> bool:
-        return self.right
-
-    def __str__(self) -> str:
-        least, rates, seen = float(self.visible.max()), self.rate[~self.rate.isnan()], ~self.factor.isnan()
-        text = f"one of {percent(least)}" if least < SETTINGS.huge_error else "hardly any"
-        first = {
-            "right": f"right: no input's gradient is off by more than {percent(least)}",
-            "wrong": "wrong",
-            "undecided": "undecided: there is too much noise to tell an error of "
-            f"{percent(2 * self.tolerance)}; {text} would have been seen. Give a larger budget or tolerance",
-        }[self.verdict]
-        rate = rates.min() if self.verdict == "wrong" and len(rates) else rates.median()  # NaN, where there is none
-        remainder = "noise at every step t" if rate.isnan() else f"t^{float(rate):.1f}"
-        known = f"factors known to {percent(float(self.standard_error[seen].max()))}; " if bool(seen.any()) else ""
-        last = f"remainder of Taylor's series ~ {remainder} (right: t^2, wrong: t^1); {known}"
-        lines = (first, *self.problems, *weak(self.factor, self.visible), f"{last}{self.evaluations} evaluations")
-        return "\n  ".join(lines)
+from bondgrad.measuring._statistics import LOOKS, mean
 
 
 def check(
@@ -106,7 +44,7 @@ def check(
         limits: (low, high): no point outside is evaluated. None: those of the BlackBox, if it has any.
         tolerance: Relative error of an input's gradient that still counts as right.
         budget: The most evaluations to spend: rows that the box is asked about, or the function inside a BlackBox.
-        seed: Of gy, of the choice of rows, and of the steps.
+        seed: The seed for gy, for the choice of rows, and for the steps.
         evaluator: Where the box is evaluated at rows of which only outputs are asked for, in requests with the purpose
             "probe". None: `evaluators.Local()`. Gradients are always taken here, of no more than its `max_rows` rows at
             a time; a BlackBox evaluates its function with its own evaluator for both.
@@ -142,8 +80,9 @@ def _typical_rows(
     """
     start, d = sampler.gradient_cost(0), x.shape[1]  # policies may have to find a first step
     gradient = sampler.gradient_cost(1) - start
-    each, look = least_cost(d, gradient, x.dtype), 2 + gradient  # to check a row, and to see what the box does there
-    left = sampler.budget - start
+    # Evaluations that a row takes at least: to see what the box does there, and to check its gradient.
+    look, left = 2 + gradient, sampler.budget - start
+    each = 2 * rungs(x.dtype) * d + SETTINGS.copies * (6 * d + 1) + SETTINGS.gradients * gradient + 1
     if left < each + look:
         raise ValueError(f"budget must be at least {each + look + start} for {d} inputs, got {sampler.budget}")
     scale = Spread.of(x.double()).typical
@@ -157,11 +96,84 @@ def _typical_rows(
     if not bool(answered.any()):
         raise ValueError("box must have finite answers at x: it has none at the rows that were tried")
     rows, y = rows[answered], y[answered]
-    weight, size = y.std(0, correction=0), y.abs().amax(0)
-    weight = torch.where(weight > 1e-6 * size, weight, size)
-    gy = torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y.device)
-    gy = gy / torch.where(weight > 0, weight, 1)
-    slopes = LossSlopes(sampler, x[rows], tuple(c[rows] for c in context), gy, scale, limits)
-    finite = ~slopes.gradients(1, generator)[0].isinf().any(1)
+    gy = torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y.device) / Spread.of(y).typical
+    finite = ~sampler.gradients(x[rows], tuple(c[rows] for c in context), gy, generator).isinf().any(1)
     chosen = torch.cat(((~finite).nonzero()[: SETTINGS.suspects], finite.nonzero())).squeeze(1)
-    return slopes.at(chosen[: max(1, min(SETTINGS.rows, sampler.left // each))])
+    chosen = chosen[: max(1, min(SETTINGS.rows, sampler.left // each))]
+    rows, gy = rows[chosen], gy[chosen]
+    return LossSlopes(sampler, x[rows], tuple(c[rows] for c in context), gy, scale, limits)
+
+
+class GradientCheck:
+    """Gradients and slopes at the same rows, and more of both until they are enough.
+
+    Args:
+        slopes: The loss near the rows.
+        tolerance: Relative error of an input's gradient that still counts as right.
+        generator: For the random part of the steps.
+    """
+
+    def __init__(self, slopes: LossSlopes, tolerance: float, generator: torch.Generator) -> None:
+        self.slopes, self.tolerance, self.generator = slopes, tolerance, generator
+        self.base, ladder = slopes.base(1), slopes.ladder()  # [r, 1], [r, d, rungs]
+        self.moves, self.losses = slopes.losses(ladder)  # [r, d, rungs, 2] each
+        quotients = (self.losses.diff(dim=3) / self.moves.diff(dim=3)).squeeze(3)
+        self.gradients = slopes.gradients(SETTINGS.gradients, generator)  # [copies, r, d]
+        self.samples = slopes.measure(slopes.best_steps(ladder, quotients), SETTINGS.copies, generator)
+
+    def run(self) -> Evidence:
+        """Measure until an input is wrong, every input is decided, or the budget is spent.
+
+        Steps may have led over kinks. So an input that seems wrong has to seem so again with shorter steps, unless the
+        function shows no kinks and one factor explains the error: kinks have another effect at every row.
+        """
+        at_kink = torch.zeros_like(self.samples.step, dtype=torch.bool)
+        shortened = torch.zeros_like(at_kink[0])  # [d] inputs that seemed wrong, and have shorter steps since
+        for look in range(1, LOOKS + 1):
+            evidence = compare(self.gradients, self.samples, at_kink, self.tolerance)
+            wrong, at_kink = evidence.wrong, evidence.entries.at_kink
+            has_kinks = int(at_kink.sum()) > max(1, SETTINGS.kinks_part * at_kink.numel())
+            confirmed = torch.cat((shortened | evidence.missing, shortened.all(0, keepdim=True)))
+            if bool((wrong & (confirmed | (evidence.uniform & (not has_kinks)))).any()):
+                return evidence
+            suspect = (wrong[:-1] | wrong[-1]) & ~shortened  # [d]
+            evidence = evidence._replace(wrong=torch.zeros_like(wrong), enough=evidence.enough & ~suspect)
+            if bool(evidence.enough.all()) or look == LOOKS or not self.more(evidence.bending | suspect):
+                break
+            shortened |= suspect
+        return evidence
+
+    def more(self, shorter: Tensor) -> bool:
+        """Measure as often again as before, or anew with shorter steps of some inputs, bool [d]. False: no budget."""
+        slopes, left, copies = self.slopes, self.slopes.sampler.left, len(self.samples.slope)
+        if bool(shorter.any()):
+            copies = min(copies, left // slopes.cost(1))
+            if copies < SETTINGS.copies:
+                return False
+            step = torch.where(shorter, self.samples.step / SETTINGS.factor, self.samples.step)
+            self.samples = slopes.measure(step, copies, self.generator)
+            return True
+        # Of whichever adds little to the variance, there is enough.
+        var_s, var_g = (mean(t)[1].nansum(0) for t in (self.samples.slope, self.gradients))  # [d]
+        more_s = copies * bool((var_s > SETTINGS.minor * (var_s + var_g)).any())
+        more_g = len(self.gradients) * bool((var_g > SETTINGS.minor * (var_s + var_g)).any())
+        cost = slopes.cost(more_s) + slopes.sampler.gradient_cost(more_g * len(slopes.x))
+        more_s, more_g = (int(min(1, left / max(1, cost)) * more) for more in (more_s, more_g))
+        if more_s:
+            self.samples = self.samples.joined(slopes.measure(self.samples.step, more_s, self.generator))
+        if more_g:
+            self.gradients = torch.cat((self.gradients, slopes.gradients(more_g, self.generator)))
+        return more_s + more_g > 0
+
+    def rate(self) -> Tensor:
+        """Exponent [d] of the step in the remainder of Taylor's series, over the finest rungs that noise leaves."""
+        move = self.moves[..., 0]  # [r, d, rungs]
+        remainder = self.losses[..., 0] - self.base[:, None] - move * mean(self.gradients)[0][..., None]
+        size, length = (t.square().nanmean(0).sqrt() for t in (remainder, move))  # [d, rungs]
+        noise = self.samples.loss.var(0) + self.samples.rounding.square()  # [r, d]
+        # Below the first rung that is not seen, it may be seen by chance.
+        seen = size > SETTINGS.seen * noise.nanmean(0).sqrt()[:, None]
+        count = seen.long().cumprod(1).sum(1, keepdim=True)  # [d, 1]
+        first, last = ((count - back).clamp(min=0) for back in (3, 1))
+        size, length = ((t.gather(1, first) / t.gather(1, last)).log() for t in (size, length))
+        return torch.where(length > 0, size / length, math.nan).squeeze(1)

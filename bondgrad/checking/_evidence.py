@@ -18,8 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bondgrad.checking._settings import SETTINGS
-from bondgrad.checking._slopes import SlopeSamples
+from bondgrad.checking._slopes import SETTINGS, SlopeSamples
 from bondgrad.measuring._statistics import FALSE_ALARM, LOOKS, freedom, mean, normal_quantile, student
 
 
@@ -36,7 +35,7 @@ class Entries(NamedTuple):
 
 
 class Evidence(NamedTuple):
-    """For or against every input; the last entry of what has d + 1 is all inputs together."""
+    """What speaks for or against the gradient of every input. Of d + 1 entries, the last is for all inputs together."""
 
     entries: Entries
     factor: Tensor  # [d + 1] the gradient in units of the slope; NaN: the slope was not seen

@@ -73,12 +73,11 @@ class GradientSampler:
                 y = self._call(x, *context)
                 if not y.requires_grad:
                     raise ValueError("box must give a gradient: its output at an x that requires grad has none")
-                (g,) = torch.autograd.grad(y, x, gy.to(y.dtype), allow_unused=True)
+                (g,) = torch.autograd.grad(y, x, gy.to(y.dtype), materialize_grads=True)
             except RuntimeError as error:
                 if "inplace" not in str(error) and "in-place" not in str(error):
                     raise
                 raise ValueError(f"box must not change tensors that its gradient needs: {error}") from error
-        g = torch.zeros_like(x) if g is None else g
         g = torch.where(torch.isfinite(g), g, math.inf).double()
         return torch.where(torch.isfinite(y.detach()).all(1, keepdim=True), g, math.nan)
 

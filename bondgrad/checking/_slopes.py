@@ -1,7 +1,10 @@
-"""Slopes of a loss along the inputs of a box, by symmetric differences whose step nobody has to choose."""
+"""Slopes of a loss along the inputs of a box, by symmetric differences whose step nobody has to choose.
+
+The numbers that a check as a whole goes by are here, too.
+"""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -9,9 +12,52 @@ from torch import Tensor
 
 from bondgrad.calling._limits import Limits
 from bondgrad.checking._sampler import GradientSampler
-from bondgrad.checking._settings import SETTINGS
 from bondgrad.measuring._moves import one_input_moved
 from bondgrad.measuring._rounding import OutputRounding
+
+
+@dataclass(frozen=True)
+class CheckSettings:
+    """How much is measured, how, and from when on something is believed.
+
+    The values were found on the boxes of `tests/checking` and with `benchmarks/check_power.py`.
+    """
+
+    # Rows of x.
+    rows: int = 16  # at which slopes are measured
+    finite_rows: int = 256  # at which the gradient is at least to be finite
+    finite_part: int = 8  # that may cost one evaluation in so many of the budget
+    suspects: int = 4  # of these rows, if they have none that is finite, at which slopes are measured too
+    margin: float = 0.05  # of the spread: rows closer to a limit are moved away from it, to have room on both sides
+    # Steps.
+    factor: int = 4  # between neighbouring steps of the ladder, and from steps that were too long to shorter ones
+    least_ulps: int = 64  # a step shorter than so many units of rounding of x is mostly rounding itself
+    jitter: float = 0.3  # the part of a step that is drawn anew for every sample, so that roughness acts as noise
+    usual_weight: float = 10.0  # of the disagreement of most rows, beside that of a row itself
+    # Copies, over which means are taken.
+    copies: int = 4  # of every slope, to begin with
+    gradients: int = 8  # copies to begin with; those of forward differences may scatter between two values
+    minor: float = 1 / 8  # a part of the variance that is not worth more evaluations
+    # Evidence.
+    noise_gain: float = 4.5  # standard deviation of a slope times its step, in units of that of the loss
+    kink_gain: float = 16.0  # variance that rounding adds to a kink, in units of what it adds to a slope
+    kink_z: float = 4.0  # standard deviations from which a kink at a row is believed
+    kinks_part: float = 0.01  # of all entries that may seem to have one by chance
+    weak: float = 0.01  # errors are measured by at least this part of the typical slope, unless an input's own is clear
+    clear: float = 25.0  # a slope is clear if its square is so many times its variance
+    safety: float = 4.0  # the error left by extrapolation is at most this part of the change; in theory a fifteenth
+    scatter: float = 10.0  # slopes that scatter by so many times the variance due to noise are aliased
+    scatter_part: float = 0.1  # if they scatter by at least this part of their size
+    rounding_margin: float = 30.0  # times below the square of the tolerated error, rounding does not matter
+    levels: float = 4.0  # of rounding that drawn steps have to lead over for it to be random
+    seen: float = 10.0  # times the noise, from which the remainder of Taylor's series is believed
+    # Words.
+    named_inputs: int = 8  # that are named one by one
+    huge_error: float = 10.0  # relative error, from which its size does not matter
+    close: float = 0.2  # relative difference of a gradient from another one that it looks like
+
+
+SETTINGS = CheckSettings()
 
 
 class SlopeSamples(NamedTuple):
@@ -25,7 +71,7 @@ class SlopeSamples(NamedTuple):
     rounding: Tensor  # [r, d] standard deviation of the rounding of the loss
 
     def joined(self, more: "SlopeSamples") -> "SlopeSamples":
-        """With more samples, measured with the same steps."""
+        """These samples, and more that were measured with the same steps."""
         return SlopeSamples._make((*(torch.cat(pair) for pair in zip(self[:4], more[:4], strict=True)), *more[4:]))
 
 
@@ -45,10 +91,6 @@ class LossSlopes:
         low, high = self.limits.like(self.x)
         room = torch.minimum(high - self.x, self.x - low).double()
         self.longest = (room / self.scale).clamp(max=1)  # [r, d]
-
-    def at(self, rows: Tensor | slice) -> "LossSlopes":
-        """The same at some of the rows."""
-        return replace(self, x=self.x[rows], context=tuple(c[rows] for c in self.context), gy=self.gy[rows])
 
     def rounding(self, steps: Tensor) -> Tensor:
         """Standard deviation [r, d, n] of the rounding of the loss, for steps [r, d, n]."""
@@ -90,10 +132,9 @@ class LossSlopes:
 
     def ladder(self) -> Tensor:
         """Steps [r, d, rungs], from the longest down to where rounding is all that is left."""
-        eps = torch.finfo(self.x.dtype).eps
         powers = torch.arange(rungs(self.x.dtype), dtype=torch.float64, device=self.x.device)
-        least = SETTINGS.least_ulps * eps * self.x.abs().double() / self.scale
-        least = torch.minimum(least, self.longest)[..., None]
+        ulps = torch.finfo(self.x.dtype).eps * self.x.abs().double() / self.scale
+        least = torch.minimum(SETTINGS.least_ulps * ulps, self.longest)[..., None]
         return torch.maximum(self.longest[..., None] * SETTINGS.factor**-powers, least)
 
     def best_steps(self, steps: Tensor, quotients: Tensor) -> Tensor:
@@ -138,8 +179,7 @@ class LossSlopes:
 
     def cost(self, copies: int) -> int:
         """Evaluations that so many copies of a measurement take."""
-        r, d = self.x.shape
-        return copies * r * (6 * d + 1)
+        return copies * len(self.x) * (6 * self.x.shape[1] + 1)
 
 
 def rungs(dtype: torch.dtype) -> int:

@@ -13,8 +13,8 @@ from bondgrad.probing._facts import Facts
 from bondgrad.probing._number_format import percent, runs, sentences
 from bondgrad.structure import colour
 from bondgrad.structure.discovery._dependencies import find_dependencies
+from bondgrad.structure.discovery._search_batch import SETTINGS as SEARCH
 from bondgrad.structure.discovery._search_batch import SearchBatch
-from bondgrad.structure.discovery._settings import SETTINGS as SEARCH
 
 # What would hide too many dependencies, over the spread of the outputs: standard deviations, and steps of a lattice.
 MOST_HIDING = {"noise": 0.03, "rounding": 0.03, "steps": 0.4}

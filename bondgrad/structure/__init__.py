@@ -28,11 +28,9 @@ A structure for sequences sets `in_time`, and gives `windows` instead: `Groups` 
 evaluations can start.
 """
 
-from bondgrad.structure._colouring import colour, lower_bound
-from bondgrad.structure._groups import Groups
+from bondgrad.structure._groups import Groups, colour, lower_bound
 from bondgrad.structure._plot import plot
-from bondgrad.structure._sequence import Sequence
-from bondgrad.structure._structure import Blocks, Dense, Pattern, Structure, Window
+from bondgrad.structure._structure import Blocks, Dense, Pattern, Sequence, Structure, Window
 from bondgrad.structure.discovery._detect import Detection, detect
 
 __all__ = ["Blocks", "Dense", "Detection", "Groups", "Pattern", "Sequence", "Structure", "Window"]

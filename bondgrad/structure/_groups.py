@@ -1,7 +1,8 @@
-"""Which inputs move together in one evaluation, and which outputs then depend on each of them."""
+"""Groups of inputs that move together in one evaluation, and which outputs then depend on each of them."""
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -60,22 +61,15 @@ class Groups:
             width = max(1, int(counts[where].max()))
             index = group[where, None] * cells + order[where, :width]
             index = torch.where(torch.arange(width, device="cpu") < counts[where, None], index, padding)  # [k, width]
-            gathers.append(Gather(where.to(device), index.to(device)))
+            gathers.append(index.to(device))
         source = torch.full((stop - start, cells), -1, device="cpu")
         i, c = columns.nonzero().unbind(1)
         source[group[i], c] = i
         moved = self.colour == torch.arange(start, stop, device="cpu")[:, None]  # [j, d]
         which = slice(None) if bool(members.all()) else inputs.to(device)
-        padded = any(bool((gather.cells == padding).any()) for gather in gathers)
-        return GroupSubset(which, moved.to(device), source.flatten().to(device), self.cell, gathers, padded)
-
-
-class Gather(NamedTuple):
-    """Which cells to add up, for k inputs that similar numbers of cells depend on."""
-
-    where: Tensor  # [k] the inputs, as positions in `GroupSubset.inputs`
-    cells: Tensor  # [k, width] for each, the cells that depend on it, counted over all groups of the subset; shorter
-    # lists are padded, with the index of a zero after the last cell
+        padded = any(bool((gather == padding).any()) for gather in gathers)
+        place = class_of.argsort(stable=True).argsort().to(device)  # the inverse of the order of the gathers
+        return GroupSubset(which, moved.to(device), source.flatten().to(device), self.cell, gathers, place, padded)
 
 
 class GroupSubset(NamedTuple):
@@ -85,7 +79,9 @@ class GroupSubset(NamedTuple):
     moved: Tensor  # [j, d] bool, the inputs that move with each group
     source: Tensor  # [j·cells] the input that a cell depends on, as a position in `inputs`; -1: none of the group
     cell: int  # the number of outputs in a cell
-    gathers: list[Gather]  # which cells to add up for each input
+    gathers: list[Tensor]  # [k, width] each, for k inputs that similar numbers of cells depend on: these cells, counted
+    # over all groups of the subset; shorter lists are padded, with the index of a zero after the last cell
+    place: Tensor  # [n] the place of each input among the inputs of all `gathers`
     padded: bool  # whether any of them is padded
 
     def sum_by_input(self, products: Tensor) -> Tensor:
@@ -99,14 +95,9 @@ class GroupSubset(NamedTuple):
             cells = torch.nn.functional.pad(cells, (0, 1))
         totals = []
         for gather in self.gathers:
-            total = cells.index_select(1, gather.cells.flatten())  # [b, k·width]
-            totals.append(total if gather.cells.shape[1] == 1 else total.view(b, *gather.cells.shape).sum(2))
-        if len(totals) == 1:
-            return totals[0]
-        out = cells.new_empty(b, sum(total.shape[1] for total in totals))
-        for total, gather in zip(totals, self.gathers, strict=True):
-            out[:, gather.where] = total
-        return out
+            total = cells.index_select(1, gather.flatten())  # [b, k·width]
+            totals.append(total if gather.shape[1] == 1 else total.view(b, *gather.shape).sum(2))
+        return totals[0] if len(totals) == 1 else torch.cat(totals, 1).index_select(1, self.place)
 
     def usable(self, finite: Tensor) -> tuple[Tensor, Tensor]:
         """Which evaluations can be used for which inputs, where some outputs are not finite.
@@ -132,3 +123,38 @@ class GroupSubset(NamedTuple):
 def _by_cell(products: Tensor, cell: int) -> Tensor:
     """Sums over the outputs of each cell: [..., d_out] -> [..., cells]."""
     return products if cell == 1 else products.view(*products.shape[:-1], -1, cell).sum(-1)
+
+
+def colour(depends: Tensor) -> Tensor:
+    """Groups of inputs that share no output, as few as can be found quickly: [d] numbers from 0 on.
+
+    This is DSATUR: the next input is the one whose neighbours have the most different colours, and among equals the one
+    with the most neighbours; it gets the first colour that no neighbour has. On arrays this takes a few milliseconds
+    for 500 inputs, where networkx needs seconds.
+
+    Args:
+        depends: [d_out, d] bool, which outputs depend on which inputs.
+
+    References:
+        D. Brélaz, "New methods to color the vertices of a graph", Communications of the ACM, 1979.
+    """
+    used = depends.cpu().float()
+    joined = ((used.T @ used) > 0).fill_diagonal_(False).numpy()  # [d, d]
+    d = len(joined)
+    colours = np.full(d, -1)
+    taken = np.zeros((d, d), bool)  # [input, colour] whether some neighbour has this colour
+    urgency = joined.sum(1) / (d + 1)  # [d] colours of the neighbours, plus a fraction that decides between equals
+    for _ in range(d):
+        i = int(urgency.argmax())
+        colours[i] = taken[i].argmin()
+        urgency[i] = -np.inf
+        neighbours = np.flatnonzero(joined[i])
+        new = neighbours[~taken[neighbours, colours[i]]]
+        taken[new, colours[i]] = True
+        urgency[new] += 1
+    return torch.from_numpy(colours)
+
+
+def lower_bound(depends: Tensor) -> int:
+    """The least possible number of groups: inputs that one output depends on must be in different groups."""
+    return max(1, int(depends.sum(1).max()))

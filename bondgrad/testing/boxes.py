@@ -28,7 +28,7 @@ class ExactBox(ABC):
 
 
 def _weights(seed: int, *shape: int) -> Tensor:
-    """Float64, of variance 1 / shape[-1]."""
+    """Random weights in float64, with the variance 1 / shape[-1]."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, dtype=torch.float64, generator=generator) / math.sqrt(shape[-1])
 
@@ -106,7 +106,7 @@ class Sparse(ExactBox):
 
     Args:
         depends: [out_features, in_features] bool.
-        seed: Of the weights.
+        seed: The seed for the weights.
     """
 
     def __init__(self, depends: Tensor, seed: int = 0) -> None:

@@ -1,6 +1,6 @@
 """What every estimator must pass with every policy.
 
-`check_estimator` runs everything that there is for an estimator; one check of one combination is run by
+`check_estimator` and `check_policy` run everything that there is for one; one check of one combination is run by
 
     check_value(Subject(lambda n: MyEstimator(), lambda: MyPolicy(), torch.float64, order=2))
 
@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from bondgrad.box import BlackBox
-from bondgrad.estimators import Estimator
+from bondgrad.estimators import Central, Estimator
 from bondgrad.evaluators import Local
-from bondgrad.policies import Batch, Fixed, MeasuringPolicy, Policy, State, Steps
+from bondgrad.policies import Batch, Fixed, MeasuringPolicy, Observation, Policy, State, Steps
 from bondgrad.structure import Pattern
 from bondgrad.testing.boxes import Cubes, ExactBox, Linear, Quadratic, Sparse, TanhNetwork, Waves
 
@@ -62,10 +62,9 @@ class Trial(NamedTuple):
 def check_value(subject: Subject) -> None:
     """The gradient is the exact one, for boxes of different shapes, in the first steps and in later ones."""
     for box in (Linear(), Quadratic(), TanhNetwork(), Waves(), Linear(1, 1)):
-        first, *later = trials(subject, box)
-        compare(first.g, first.expected, FIRST * subject.tolerance(), f"for {type(box).__name__} in the first step")
-        for trial in later:
-            compare(trial.g, trial.expected, subject.tolerance(), f"for {type(box).__name__}")
+        for number, trial in enumerate(trials(subject, box), 1):
+            allowed = subject.tolerance() * (FIRST if number == 1 else 1)
+            compare(trial.g, trial.expected, allowed, f"for {type(box).__name__} in step {number}")
 
 
 def check_order(subject: Subject) -> None:
@@ -120,10 +119,9 @@ def check_structure(subject: Subject) -> None:
     for before, after in zip(plain, grouped, strict=True):
         grouped_too = subject.simultaneous or len(after.asked) < len(before.asked) / 2
         assert grouped_too, "inputs that share no output do not move together"
-        if others:
-            compare(after.g, after.expected, subject.tolerance(), "with a pattern")
-        else:
-            compare(after.g, before.g, 100 * torch.finfo(subject.dtype).eps, "with a pattern to that without")
+        exact = after.expected, subject.tolerance()
+        expected, allowed = exact if others else (before.g, 100 * torch.finfo(subject.dtype).eps)
+        compare(after.g, expected, allowed, "with a pattern")
 
 
 def check_cost(subject: Subject) -> None:
@@ -169,7 +167,7 @@ def check_failures(subject: Subject) -> None:
 
 
 def fixed() -> Policy:
-    """For checks of an estimator alone, whatever the policy."""
+    """The policy for checks of an estimator alone: steps of 1e-3."""
     return Fixed(1e-3)
 
 
@@ -192,6 +190,51 @@ def check_estimator(estimator: Estimator | Callable[[int], Estimator], policy: C
     for dtype in (torch.float32, torch.float64):
         for check in (*CHECKS, *ESTIMATOR_CHECKS):
             check(Subject(make, policy, dtype, example.order, example.together))
+
+
+def check_policy(policy: Callable[[], Policy]) -> None:
+    """Run everything that a policy must pass, with central differences, in single and in double precision.
+
+    Args:
+        policy: Makes what is checked. Its steps at rows of size 1 must be 1e-3 or less.
+
+    Example:
+        >>> check_policy(lambda: bondgrad.policies.Fixed(1e-3))
+    """
+    for dtype in (torch.float32, torch.float64):
+        for check in CHECKS:
+            check(Subject(lambda _: Central(), policy, dtype, order=2))
+    if not isinstance(policy(), MeasuringPolicy):  # which has to start first
+        check_parts(policy())
+
+
+def check_parts(policy: Policy) -> None:
+    """Two processes that share a batch do what one does; and what was bad in a batch is not remembered."""
+    d, rows, share, differences = 3, 8, (slice(0, 5), slice(5, 8)), Central().differences
+    data = torch.Generator("cpu").manual_seed(0)
+    state = policy.init(d)
+    for number in range(4):
+        x, g = torch.randn(2, rows, d, generator=data, device="cpu")
+        if number == 2:
+            g[0], g[1, 0] = math.nan, math.inf
+        before = {name: value.clone() for name, value in state.items()}
+        sums = policy.measure(x[share[0]]) + policy.measure(x[share[1]])
+        batches = [Batch(x, torch.Generator("cpu").manual_seed(number), rows)]
+        batches += [Batch(x[s], torch.Generator("cpu").manual_seed(number), rows, s.start, sums) for s in share]
+        steps, *parts = (policy.steps(state, batch, 1, 1e-6) for batch in batches)
+        for ours, first, second in zip(steps[:2], *(part[:2] for part in parts), strict=True):
+            assert torch.allclose(ours, torch.cat((first, second), 1)), "the parts of a batch are moved otherwise"
+        seen = [Observation(x[s], g[s], part, differences) for s, part in zip(share, parts, strict=True)]
+        first, second = (policy.summarize(state, one) for one in seen)
+        other = policy.observe(state, first + second, rows, differences)
+        summary = policy.summarize(state, Observation(x, g, steps, differences))
+        assert all(torch.equal(value, before[name]) for name, value in state.items()), "a state was written into"
+        state = policy.observe(state, summary, rows, differences)
+        assert state.keys() == before.keys(), f"the state has {[*state]} after a step, and had {[*before]}"
+        for name, value in state.items():
+            assert value.shape == before[name].shape, f"the shape of {name} changes"
+            assert bool(torch.isfinite(value).all()), f"{name} is not finite after a gradient that is not"
+            assert torch.allclose(value, other[name]), f"{name} depends on how many processes there are"
 
 
 def trials(

@@ -12,7 +12,7 @@ from torch import nn
 from bondgrad import BlackBox, check
 from bondgrad.evaluators import Answer, Local
 from tests.checking.test_check import DTYPES, rows
-from tests.checking.test_evidence import scaled
+from tests.checking.test_difficult_boxes import scaled
 from tests.helpers import noisy, root, same_state
 
 # ---- boxes that change what they are given

@@ -1,10 +1,13 @@
-"""Groups of inputs that move together: sums over outputs that depend on an input, and what a failure costs."""
+"""Groups of inputs that move together: how few there are, sums over their outputs, and what a failure costs."""
 
+import networkx
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from bondgrad.structure import Groups, Pattern, Structure, colour
-from tests.patterns import PATTERNS
+from bondgrad.structure import Groups, Pattern, Structure, colour, lower_bound
+from tests.patterns import PATTERNS, banded, blocks, column_arrow, grid, shuffled
 
 CPU = torch.device("cpu")
 
@@ -55,12 +58,13 @@ def test_gathers_are_by_similar_numbers_of_outputs():
     for i in range(5):
         depends[sum(counts[:i]) : sum(counts[: i + 1]), i] = True
     part = Groups(torch.zeros(5, dtype=torch.long), depends).subset(slice(0, 1), CPU)
-    assert [(g.where.tolist(), g.cells.tolist()) for g in part.gathers] == [
-        ([0, 4], [[0], [14]]),  # no output depends on the last: it has the zero
-        ([1], [[1, 2]]),
-        ([2], [[3, 4, 5]]),
-        ([3], [list(range(6, 14))]),
+    assert [gather.tolist() for gather in part.gathers] == [
+        [[0], [14]],  # of the inputs 0 and 4; no output depends on the last: it has the zero
+        [[1, 2]],
+        [[3, 4, 5]],
+        [list(range(6, 14))],
     ]
+    assert part.place.tolist() == [0, 2, 3, 4, 1]
     assert part.padded
     assert part.sum_by_input(torch.ones(2, 1, 14)).tolist() == [counts] * 2
 
@@ -107,3 +111,39 @@ def test_what_is_kept_is_not_copied():
     assert "5 groups" in repr(structure)
     assert "_cache" not in structure.__getstate__()
     assert "depends" in structure.__getstate__()
+
+
+def proper(pattern, colours):
+    members = torch.nn.functional.one_hot(colours).double()
+    return bool(((pattern.double() @ members) <= 1).all())
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_no_output_depends_on_two_inputs_of_a_group(name):
+    pattern = PATTERNS[name]
+    colours = colour(pattern)
+    assert proper(pattern, colours)
+    assert lower_bound(pattern) <= int(colours.max()) + 1
+    assert sorted(set(colours.tolist())) == list(range(int(colours.max()) + 1))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "best"),
+    [(shuffled(blocks(20, 5, 3)), 5), (banded(50, 2), 5), (column_arrow(30), 2), (grid(20), 5), (banded(7, 7), 7)],
+)
+def test_few_groups(pattern, best):
+    assert int(colour(pattern).max()) + 1 == lower_bound(pattern) == best
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(1, 25), st.integers(1, 25), st.floats(0, 1), st.integers(0, 1000))
+def test_colouring_of_any_pattern(d_out, d, density, seed):
+    pattern = torch.rand(d_out, d, generator=torch.Generator().manual_seed(seed)) < density
+    colours = colour(pattern)
+    assert proper(pattern, colours)
+    graph = networkx.Graph()
+    graph.add_nodes_from(range(d))
+    used = pattern.double()
+    graph.add_edges_from(((used.T @ used) > 0).fill_diagonal_(False).nonzero().tolist())
+    by_networkx = networkx.greedy_color(graph, "saturation_largest_first")
+    assert int(colours.max()) <= max(by_networkx.values()) + 1  # ties are broken differently

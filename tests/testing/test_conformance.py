@@ -17,6 +17,7 @@ from bondgrad.testing.conformance import (
     check_failures,
     check_limits,
     check_order,
+    check_parts,
     check_rate,
     check_seed,
     check_structure,
@@ -25,7 +26,6 @@ from bondgrad.testing.conformance import (
     rescaled,
     slope,
 )
-from bondgrad.testing.policies import check_parts
 
 ESTIMATORS = {
     "central": {"estimator": lambda n: Central(), "order": 2},

@@ -1,4 +1,7 @@
-"""The search for dependencies: inputs are moved one by one, and outputs that change more than by noise are noted."""
+"""The search for dependencies, and the check whether a pattern that was found is still complete.
+
+Inputs are moved, and outputs that change by more than noise are noted.
+"""
 
 import math
 from dataclasses import dataclass
@@ -10,10 +13,10 @@ from torch import Tensor
 from bondgrad.measuring._moves import one_input_moved
 from bondgrad.measuring._noise import noise_from_repeats
 from bondgrad.measuring._statistics import normal_quantile
-from bondgrad.structure.discovery._search_batch import SearchBatch
-from bondgrad.structure.discovery._settings import SETTINGS
+from bondgrad.structure.discovery._search_batch import SETTINGS, SearchBatch
 
 SQRT2 = math.sqrt(2)  # the standard deviation of the difference of two answers, over that of an answer
+EVALUATIONS_OF_A_CHECK = 3 * SETTINGS.watched_rows  # if it finds nothing: each row once moved and twice as it is
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,22 +114,18 @@ def responses(batch: SearchBatch, rows: Tensor, targets: Tensor, noise: Tensor, 
             rows are compared with `batch.y`.
     """
     x, base = batch.x[rows], torch.where(torch.isfinite(batch.y[rows]), batch.y[rows], math.nan)
-    (r, d), d_out = x.shape, base.shape[1]
-    largest = torch.zeros(d_out, d, dtype=base.dtype, device=x.device)
-    where, certain, answered = (torch.zeros(d_out, d, dtype=torch.long, device=x.device) for _ in range(3))
     ends = torch.stack((targets, x) if paired else (targets,), 1)  # [r, ends, d]
-    at_once = max(1, batch.max_points // (r * ends.shape[1]))
-    for first in range(0, d, at_once):
+    at_once, parts = max(1, batch.max_points // ends[:, :, 0].numel()), []
+    for first in range(0, x.shape[1], at_once):
         inputs = slice(first, first + at_once)
         y = batch.ask(one_input_moved(x, inputs, ends[:, :, inputs]), rows)  # [r, inputs, ends, d_out]
         moved, unmoved = y[:, :, 0], y[:, :, 1] if paired else base[:, None]
-        answered[:, inputs] = torch.isfinite(moved - unmoved).sum(0).T
         deviation = torch.maximum(noise[:, None], batch.rounding_noise.between(moved, unmoved))
         change = (moved - unmoved).abs() / (SQRT2 * deviation)
         change.nan_to_num_(0, math.inf)  # NaN comes of a failure, and of an output that is always zero
-        largest[:, inputs], where[:, inputs] = (t.T for t in change.max(0))
-        certain[:, inputs] = (change > SETTINGS.certainty).sum(0).T
-    return Responses(rows, targets, noise, largest, where, certain, answered)
+        certain, answered = (change > SETTINGS.certainty).sum(0), torch.isfinite(moved - unmoved).sum(0)
+        parts.append((*change.max(0), certain, answered))  # [inputs, d_out] each
+    return Responses(rows, targets, noise, *(torch.cat(part).T for part in zip(*parts, strict=True)))
 
 
 def mean_change(batch: SearchBatch, rows: Tensor, moved: Tensor, noise: Tensor, n: int) -> tuple[Tensor, Tensor]:
@@ -159,9 +158,8 @@ def confirmed(batch: SearchBatch, seen: Responses, doubtful: Tensor) -> Tensor:
     d = doubtful.shape[1]
     # Outputs that are doubtful for the same input at the same row share their evaluations: k moves for all of them.
     moves, move_of = torch.unique(seen.where[o, i] * d + i, return_inverse=True)  # [k], [doubtful]
-    at_once = 1 if batch.whole else max(1, batch.max_points // (2 * SETTINGS.confirmations))
     changes = []
-    for some in torch.split(moves, at_once):
+    for some in torch.split(moves, 1 if batch.whole else len(moves)):  # a box with a memory is asked once about a row
         at, inputs = some // d, some % d
         rows, targets = seen.rows[at], seen.targets[at]
         moved = torch.where(inputs[:, None] == torch.arange(d, device=o.device), targets, batch.x[rows])
@@ -169,3 +167,63 @@ def confirmed(batch: SearchBatch, seen: Responses, doubtful: Tensor) -> Tensor:
     result = torch.zeros_like(doubtful)
     result[o, i] = torch.cat(changes)[move_of, o] > normal_quantile(1 - SETTINGS.false_alarm / (2 * len(o)))
     return result
+
+
+def missing_dependencies(depends: Tensor, batch: SearchBatch, generator: torch.Generator) -> Tensor:
+    """Dependencies [d_out, d] that a pattern lacks, as far as a few evaluations show.
+
+    Many inputs are moved at once. Outputs that by the pattern depend on none of them must not change, so that a few
+    evaluations check a large part of the pattern. When such an output does change, and does so again, the inputs that
+    were moved are tried one by one.
+
+    Args:
+        depends: [d_out, d] bool, the pattern.
+        batch: The box.
+        generator: For the choice of rows and inputs.
+    """
+    found = torch.zeros_like(depends)
+    incomplete = (~depends).any(1).nonzero().squeeze(1)  # outputs that do not depend on all inputs
+    if len(incomplete) == 0:
+        return found
+    rows = batch.choose_rows(SETTINGS.watched_rows, generator)
+    x, k = batch.x[rows], len(rows)
+    moving = torch.stack([_inputs_to_move(depends, incomplete, i, generator) for i in range(k)])  # [k, d]
+    unaffected = (depends.float() @ moving.float().T).T == 0  # [k, d_out] by the pattern
+    turns = torch.randint(len(SETTINGS.fractions), (k,), generator=generator, device="cpu").to(x.device)
+    moved = torch.where(moving, batch.targets(rows, turns), x)
+
+    y = batch.ask(torch.stack((moved, x, x), 1).unsqueeze(1), rows).squeeze(1)  # [k, 3, d_out]
+    noise = noise_from_repeats(y[:, 1:], dim=1, order=1, over=(0, 1))  # [d_out]
+    noise = torch.maximum(noise, batch.rounding_noise.between(y[:, 0], y[:, 1]))  # [k, d_out]
+    suspected = ((y[:, 0] - y[:, 1]).abs() > SETTINGS.suspicion * SQRT2 * noise) & unaffected
+    if not bool(suspected.any()):
+        return found
+
+    chosen = suspected.any(1)
+    rows, moved, moving, noise = (t[chosen] for t in (rows, moved, moving, noise))
+    change, noise = mean_change(batch, rows, moved, noise, SETTINGS.watch_confirmations)  # [k, d_out] each
+    changing = suspected[chosen] & (change > SETTINGS.certainty)
+    for j in changing.any(1).nonzero().squeeze(1).tolist():
+        if bool(((found & moving[j]).any(1) | ~changing[j]).all()):
+            continue  # dependencies that were found at other rows explain every change
+        this = slice(j, j + 1)
+        single = responses(batch, rows[this], moved[this], noise[this], paired=True).largest > SETTINGS.certainty
+        single &= changing[j][:, None] & moving[j]
+        unexplained = changing[j] & ~single.any(1)  # outputs that change only if several inputs move together
+        found |= single | (unexplained[:, None] & moving[j])
+    return found
+
+
+def _inputs_to_move(depends: Tensor, incomplete: Tensor, i: int, generator: torch.Generator) -> Tensor:
+    """Inputs [d] bool to move in the i-th row, such that by the pattern some outputs do not change.
+
+    Every second time these are all inputs that one output does not depend on; otherwise about half of the inputs, such
+    that many outputs are checked at once.
+    """
+    if i % 2:
+        chosen = int(torch.randint(len(incomplete), (), generator=generator, device="cpu"))
+        return ~depends[incomplete[chosen]]
+    d_out = len(depends)
+    rank = torch.randperm(d_out, generator=generator, device="cpu").to(depends.device)
+    first = torch.where(depends, rank[:, None], d_out).amin(0)  # [d] the lowest rank of an output that depends on it
+    return first >= first.sort().values[len(first) // 2]

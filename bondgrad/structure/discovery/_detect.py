@@ -16,10 +16,9 @@ from bondgrad.calling._modules import in_eval_mode
 from bondgrad.calling._state_form import snapshot_owner
 from bondgrad.evaluators import Driver, Evaluator, Local
 from bondgrad.measuring._statistics import normal_quantile
-from bondgrad.structure._colouring import colour, lower_bound
+from bondgrad.structure._groups import colour, lower_bound
 from bondgrad.structure.discovery._dependencies import SQRT2, Dependencies, find_dependencies
-from bondgrad.structure.discovery._search_batch import SearchBatch
-from bondgrad.structure.discovery._settings import SETTINGS
+from bondgrad.structure.discovery._search_batch import SETTINGS, SearchBatch
 from bondgrad.torch_support._precision import arithmetic
 
 
@@ -102,7 +101,8 @@ def detect(
         return driver.ask(function, points.flatten(0, -2), nearby, purpose="structure").view(*shape, -1)
 
     def search() -> Dependencies:
-        y = evaluate(rows.clone(), torch.arange(len(rows), device=rows.device)).clone()
+        # The box gets copies, since it may write into what it is given, and may answer every call in the same memory.
+        y = driver.ask(Request(function, rows.clone(), tuple(c.clone() for c in contexts), purpose="base")).clone()
         row_bytes = rows[0].nbytes + y[0].nbytes + sum(c[0].nbytes for c in contexts)
         max_points = driver.portion(row_bytes, sys.maxsize, rows.device)
         eps = torch.finfo(rows.dtype).eps

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from bondgrad.measuring._moves import one_input_moved
 from bondgrad.measuring._spread import Spread
-from bondgrad.structure.discovery._search_batch import SearchBatch
-from bondgrad.structure.discovery._settings import SETTINGS
+from bondgrad.structure.discovery._search_batch import SETTINGS, SearchBatch
 
 
 def memory_length(power: Tensor, noise: Tensor, uncertainty: Tensor) -> int:

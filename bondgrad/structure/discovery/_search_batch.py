@@ -1,4 +1,4 @@
-"""The box at the rows of a batch, for a search of its structure."""
+"""The box at the rows of a batch, for a search of its structure, and the numbers that such a search goes by."""
 
 import math
 from collections.abc import Callable
@@ -9,7 +9,43 @@ from torch import Tensor
 
 from bondgrad.measuring._rounding import RoundingNoise
 from bondgrad.measuring._spread import Spread
-from bondgrad.structure.discovery._settings import SETTINGS
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """How thoroughly structure is searched. Changes of outputs are counted in their standard deviations.
+
+    The numbers of rows, rounds and repeats are choices between cost and thoroughness: a round costs `rows` evaluations
+    per input, twice as many for a box with noise, and `rows` times `repeats` for the noise itself.
+    """
+
+    suspicion: float = 4.0  # a larger change is looked at again: by noise alone it is one comparison in 16,000
+    certainty: float = 6.0  # a larger change is believed: by noise alone it is one comparison in 500 million
+    # Dependencies.
+    rows: int = 8  # at which every input is moved in one round
+    fractions: tuple[float, ...] = (1, 1 / 2, 1 / 4, 1 / 64)  # of the way to the farthest value, in turn over the rows
+    rounds: int = 4  # at most
+    unseen: float = 1e-3  # the part of the dependencies that may be unseen, by estimate, without another round
+    repeats: int = 16  # evaluations of a row that show its noise, with a standard error of 22 % if it is normal
+    confirmations: int = 8  # pairs of evaluations for each dependency that is looked at again
+    false_alarm: float = 0.01  # chance that the pattern has any dependency that is none, for normal noise
+    miss: float = 0.01  # chance, at each row, to overlook a change of the size that `Detection.least` states
+    # Checks of a known pattern.
+    watched_rows: int = 16  # that are moved in one check, in three evaluations each
+    watch_confirmations: int = 16  # pairs of evaluations of each row at which such a check suspects a change
+    # The length of a memory.
+    starts: int = 4  # time steps at which inputs are moved, evenly over the sequence
+    sequences: int = 2  # rows of the batch at which they are moved
+    step: float = 0.05  # relative to the root mean square of an input; more, if the noise of the outputs needs it
+    tail: float = 0.003  # the part of the response (its root mean square) that may come after the horizon
+    least_lags: int = 3  # at which a response must be seen, for its decay to be fitted
+    # When a layer searches, and what it needs to change its structure.
+    least_answered: float = 0.5  # the part of a pattern for which evaluations must not fail, for it to be used
+    worthwhile: float = 0.75  # a shorter horizon is used if it is below this part of the present one
+    share: float = 0.01  # the part of the evaluations of training that searches may cost, after the first
+
+
+SETTINGS = SearchSettings()
 
 
 @dataclass(eq=False)
@@ -52,11 +88,9 @@ class SearchBatch:
         moves = max(1, self.max_points // (ends * (r if self.whole else 1)))  # of a row in one request
         at_once = r if self.whole else max(1, moves // j)
         parts = []
-        for i in range(0, r, at_once):
-            some = slice(i, i + at_once)
+        for near, some in zip(*(torch.split(t, at_once) for t in (points, rows)), strict=True):
             # Points are copied, since the box may write into what it is given.
-            answers = [self.evaluate(points[some, k : k + moves].clone(), rows[some]) for k in range(0, j, moves)]
-            parts.append(torch.cat(answers, 1))
+            parts.append(torch.cat([self.evaluate(part.clone(), some) for part in torch.split(near, moves, 1)], 1))
         y = torch.cat(parts)
         return torch.where(torch.isfinite(y), y, math.nan)
 

@@ -1,54 +1,35 @@
-"""What a layer has found out about the structure of its box, and when it searches again."""
+"""The structure that a layer works with: as it was given, or as far as it was found out, and when it searches again."""
 
 import math
 import warnings
-from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from bondgrad.structure._sequence import Sequence
-from bondgrad.structure._structure import Dense, Pattern, Structure
-from bondgrad.structure.discovery._dependencies import find_dependencies
+from bondgrad.structure._structure import Dense, Pattern, Sequence, Structure, as_pattern
+from bondgrad.structure.discovery._dependencies import EVALUATIONS_OF_A_CHECK, find_dependencies, missing_dependencies
 from bondgrad.structure.discovery._memory_length import memory_length, response
-from bondgrad.structure.discovery._search_batch import SearchBatch
-from bondgrad.structure.discovery._settings import SETTINGS
-from bondgrad.structure.discovery._watch import EVALUATIONS_OF_A_CHECK, missing_dependencies
+from bondgrad.structure.discovery._search_batch import SETTINGS, SearchBatch
 from bondgrad.torch_support._random import Generators
 
 CPU = torch.device("cpu")
 Knowledge = dict[str, Any]  # numbers and tensors, in the form in which they are saved; empty: nothing is known
 
 
-class AutoStructure(ABC):
-    """A structure that is found out during training. The state of knowledge is kept by `StructureTracker`."""
+class AutoPattern:
+    """A pattern of dependencies that is found out during training. Known is `depends`, [d_out, d] bool."""
 
-    @abstractmethod
     def structure(self, known: Knowledge) -> Structure:
-        """The structure that follows from what is known; if nothing is, it must be right for any box."""
+        """The structure that follows from what is known; if nothing is, it is right for any box."""
+        return Pattern(known["depends"]) if known else Dense()
 
-    @abstractmethod
     def search(self, known: Knowledge, batch: SearchBatch, generator: torch.Generator) -> Knowledge:
         """What is known after evaluations of the box; `known` itself, if they showed nothing new.
 
         If nothing was known before, the search is thorough; otherwise it is a check of what was known.
         """
-
-    def same(self, known: Knowledge, other: Knowledge) -> bool:
-        """Whether the same structure follows from both."""
-        return known is other
-
-
-class AutoPattern(AutoStructure):
-    """Any pattern of dependencies. Known is `depends`, [d_out, d] bool."""
-
-    def structure(self, known: Knowledge) -> Structure:
-        """See `AutoStructure.structure`."""
-        return Pattern(known["depends"]) if known else Dense()
-
-    def search(self, known: Knowledge, batch: SearchBatch, generator: torch.Generator) -> Knowledge:
-        """See `AutoStructure.search`."""
         if not known:
             found = find_dependencies(batch, generator)
             if found.answered < SETTINGS.least_answered:
@@ -79,23 +60,19 @@ def _listed(which: Tensor) -> str:
     return ", ".join([*map(str, numbers[:8]), *["..."] * (len(numbers) > 8)])
 
 
-class AutoHorizon(AutoStructure):
-    """A sequence with a memory of unknown length.
+class AutoHorizon:
+    """A horizon of sequences that is found out during training.
 
     Known are `horizon` (None, if the box did not forget within its sequences), `last`, the length that was measured
     last, and `time`, the length of the longest sequence that was measured: of longer ones, nothing is known.
     """
 
     def structure(self, known: Knowledge) -> Structure:
-        """See `AutoStructure.structure`."""
+        """See `AutoPattern.structure`."""
         return Sequence(known["horizon"] if known else None)
 
-    def same(self, known: Knowledge, other: Knowledge) -> bool:
-        """See `AutoStructure.same`."""
-        return known is other or bool(known["horizon"] == other.get("horizon", 0))
-
     def search(self, known: Knowledge, batch: SearchBatch, generator: torch.Generator) -> Knowledge:
-        """See `AutoStructure.search`."""
+        """See `AutoPattern.search`."""
         measured, time = memory_length(*response(batch, generator)), batch.x.shape[1] // batch.features
         if measured == 0 or measured == time < known.get("time", 0):  # too short a sequence shows nothing
             return known
@@ -107,6 +84,26 @@ class AutoHorizon(AutoStructure):
             longest = max(measured, known["last"])  # one short measurement alone changes nothing
             found["horizon"] = longest if longest < SETTINGS.worthwhile * horizon else known["horizon"]
         return known | found
+
+
+AutoStructure = AutoPattern | AutoHorizon  # what a layer can find out by itself; `StructureTracker` keeps what is known
+
+
+def resolve(structure: Any, fn: Callable[..., Any]) -> Structure | AutoStructure:  # noqa: ANN401
+    """The structure that an argument stands for; None stands for `fn.structure`, or for "dense" if there is none."""
+    given = getattr(fn, "structure", None) if structure is None else structure
+    if isinstance(given, str) and given in ("dense", "auto"):
+        return Dense() if given == "dense" else AutoPattern()
+    if isinstance(given, Structure):
+        return AutoHorizon() if isinstance(given, Sequence) and given.horizon == "auto" else given
+    if (pattern := as_pattern(given)) is not None:
+        return Pattern(pattern)
+    if structure is None:  # the function has no such attribute, or one that means something else
+        return Dense()
+    raise ValueError(
+        "structure must be 'dense', 'auto', Blocks(n_in, n_out), Sequence(horizon), a pattern [out_features, "
+        f"in_features] of booleans (pattern.bool()), or None, got {structure!r}"
+    )
 
 
 class Discovery(NamedTuple):
@@ -148,7 +145,9 @@ class StructureTracker(nn.Module):
         """Search the structure of the box. The tracker itself is not changed before `accept`."""
         generator = self.random.fork(CPU)
         known = self.auto.search(self.known, batch, generator)
-        structure = self.structure if self.auto.same(known, self.known) else self.auto.structure(known)
+        # A measured memory may be new, and the horizon the same.
+        same = known is self.known or ("horizon" in known and known["horizon"] == self.known.get("horizon", 0))
+        structure = self.structure if same else self.auto.structure(known)
         return Discovery(known, structure, batch.evaluations, generator)
 
     def accept(self, found: Discovery) -> None:

@@ -7,7 +7,9 @@ import torch
 
 from bondgrad import BlackBox
 from bondgrad.structure import Sequence
+from bondgrad.structure.discovery._tracker import AutoHorizon
 from tests.helpers import close, gradient
+from tests.structure.discovery.test_dependencies import batch_of
 from tests.structure.test_sequence import Echo, layer_of, problem
 
 
@@ -129,3 +131,34 @@ def test_an_echo_that_comes_late():
         late = torch.nn.functional.pad(gy[:, 12:], (0, 0, 0, 12))
         assert close(gradient(layer, x, gy), gy + 2 * x * late, 1e-6)
     assert layer.structure.horizon == 13
+
+
+@pytest.mark.parametrize(
+    ("known", "time", "measured", "after"),
+    [
+        ((), 20, 0, ()),
+        ((), 20, 5, (5, 5, 20)),
+        ((), 20, 20, (None, 20, 20)),  # it did not forget
+        ((5, 5, 20), 20, 0, (5, 5, 20)),
+        ((5, 5, 20), 20, 6, (6, 6, 20)),
+        ((5, 5, 20), 20, 20, (None, 20, 20)),
+        ((5, 5, 20), 20, 3, (5, 3, 20)),  # once is not enough
+        ((5, 3, 20), 20, 2, (3, 2, 20)),
+        ((5, 4, 20), 20, 4, (5, 4, 20)),  # and a little shorter is not worth a change
+        ((5, 5, 20), 4, 4, (5, 5, 20)),  # too short a sequence
+        ((5, 5, 20), 10, 7, (7, 7, 20)),
+        ((5, 5, 20), 30, 4, (4, 4, 30)),  # a longer one says more
+        ((None, 20, 20), 20, 14, (None, 14, 20)),
+        ((None, 14, 20), 20, 13, (14, 13, 20)),
+    ],
+)
+def test_how_a_horizon_follows_what_is_measured(known, time, measured, after):
+    def echo(points):  # of so many time steps
+        x = points.unflatten(-1, (time, 2))[..., 0]
+        late = torch.nn.functional.pad(x, (max(0, measured - 1), 0))[..., :time]
+        return (x + late) * (measured > 0)
+
+    names = ("horizon", "last", "time")
+    before, expected = (dict(zip(names, values, strict=False)) for values in (known, after))
+    batch = batch_of(echo, torch.ones(1, 2 * time), features=2)
+    assert AutoHorizon().search(before, batch, torch.Generator()) == expected

@@ -1,12 +1,75 @@
-"""What is wrong with a gradient, in words."""
+"""What a check has found, and what is wrong with a gradient, in words."""
 
 import math
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from bondgrad.checking._evidence import Entries, Evidence
-from bondgrad.checking._settings import SETTINGS
+from bondgrad.checking._slopes import SETTINGS
+
+Verdict = Literal["right", "wrong", "undecided"]
+
+
+@dataclass(frozen=True, eq=False)
+class Check:
+    """What `check` found. True as a bool if the gradient is right; print it to read it.
+
+    Example:
+        >>> class Cube(torch.autograd.Function):
+        ...     @staticmethod
+        ...     def forward(ctx, x):
+        ...         ctx.save_for_backward(x)
+        ...         return x**3
+        ...
+        ...     @staticmethod
+        ...     def backward(ctx, gy):
+        ...         (x,) = ctx.saved_tensors
+        ...         return 2 * gy * x**2  # should be 3
+        >>> x = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+        >>> found = check(Cube.apply, x)
+        >>> found.verdict, found.problems
+        ('wrong', ('all inputs: 33.3 % too small',))
+        >>> bool(check(lambda x: x**3, x))
+        True
+    """
+
+    verdict: Verdict
+    factor: Tensor  # [d] the gradient in units of the slope, over rows: 1 where right; NaN: the slope was not seen
+    standard_error: Tensor  # [d] of the factor
+    error: Tensor  # [d] root mean square over rows, in units of that of the slope, noise taken off
+    visible: Tensor  # [d] the least error that would certainly have been called wrong; where the slope was not seen, in
+    # units of a hundredth of the typical one
+    rate: Tensor  # [d] exponent of the step in L(x + t) - L(x) - g·t: 2 where right, 1 where not; NaN: lost in noise
+    tolerance: float
+    evaluations: int  # rows that the box, or the function inside a BlackBox, was asked about
+    problems: tuple[str, ...]  # in words
+
+    @property
+    def right(self) -> bool:
+        """Whether the verdict is "right"."""
+        return self.verdict == "right"
+
+    def __bool__(self) -> bool:
+        return self.right
+
+    def __str__(self) -> str:
+        least, rates, seen = float(self.visible.max()), self.rate[~self.rate.isnan()], ~self.factor.isnan()
+        text = f"one of {percent(least)}" if least < SETTINGS.huge_error else "hardly any"
+        first = {
+            "right": f"right: no input's gradient is off by more than {percent(least)}",
+            "wrong": "wrong",
+            "undecided": "undecided: there is too much noise to tell an error of "
+            f"{percent(2 * self.tolerance)}; {text} would have been seen. Give a larger budget or tolerance",
+        }[self.verdict]
+        rate = rates.min() if self.verdict == "wrong" and len(rates) else rates.median()  # NaN, where there is none
+        remainder = "noise at every step t" if rate.isnan() else f"t^{float(rate):.1f}"
+        known = f"factors known to {percent(float(self.standard_error[seen].max()))}; " if bool(seen.any()) else ""
+        last = f"remainder of Taylor's series ~ {remainder} (right: t^2, wrong: t^1); {known}"
+        lines = (first, *self.problems, *weak(self.factor, self.visible), f"{last}{self.evaluations} evaluations")
+        return "\n  ".join(lines)
 
 
 def problems(evidence: Evidence, tolerance: float, scale: Tensor) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import torch
 
 from bondgrad import Check
 from bondgrad.checking._evidence import Entries, Evidence
-from bondgrad.checking._words import percent, problems
+from bondgrad.checking._report import percent, problems
 
 NAN = math.nan
 

@@ -1,56 +1,14 @@
-"""Few groups, and the picture of them."""
+"""The picture of a pattern and of its groups."""
 
 import matplotlib
 import matplotlib.pyplot as plt
-import networkx
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from bondgrad import BlackBox
-from bondgrad.structure import Blocks, Sequence, colour, lower_bound, plot
-from tests.patterns import PATTERNS, banded, blocks, column_arrow, grid, shuffled
-
-
-def proper(pattern, colours):
-    members = torch.nn.functional.one_hot(colours).double()
-    return bool(((pattern.double() @ members) <= 1).all())
-
-
-@pytest.mark.parametrize("name", PATTERNS)
-def test_no_output_depends_on_two_inputs_of_a_group(name):
-    pattern = PATTERNS[name]
-    colours = colour(pattern)
-    assert proper(pattern, colours)
-    assert lower_bound(pattern) <= int(colours.max()) + 1
-    assert sorted(set(colours.tolist())) == list(range(int(colours.max()) + 1))
-
-
-@pytest.mark.parametrize(
-    ("pattern", "best"),
-    [(shuffled(blocks(20, 5, 3)), 5), (banded(50, 2), 5), (column_arrow(30), 2), (grid(20), 5), (banded(7, 7), 7)],
-)
-def test_few_groups(pattern, best):
-    assert int(colour(pattern).max()) + 1 == lower_bound(pattern) == best
-
-
-@settings(deadline=None, max_examples=50)
-@given(st.integers(1, 25), st.integers(1, 25), st.floats(0, 1), st.integers(0, 1000))
-def test_colouring_of_any_pattern(d_out, d, density, seed):
-    pattern = torch.rand(d_out, d, generator=torch.Generator().manual_seed(seed)) < density
-    colours = colour(pattern)
-    assert proper(pattern, colours)
-    graph = networkx.Graph()
-    graph.add_nodes_from(range(d))
-    used = pattern.double()
-    graph.add_edges_from(((used.T @ used) > 0).fill_diagonal_(False).nonzero().tolist())
-    by_networkx = networkx.greedy_color(graph, "saturation_largest_first")
-    assert int(colours.max()) <= max(by_networkx.values()) + 1  # ties are broken differently
-
-
-# ---- the picture
+from bondgrad.structure import Blocks, Sequence, colour, plot
+from tests.patterns import PATTERNS
 
 
 @pytest.mark.parametrize(
