@@ -137,8 +137,8 @@ class Layer(nn.Module):
     def differentiate_rows(self, forward: ForwardRecord, x: Tensor, y: Tensor, gy: Tensor, *context: Tensor) -> Tensor:
         """The gradient [B, d] at x [B, d], y [B, d_out] being the box there: for the bridges to autograd."""
         if operators.transforming():  # of gradients, which the operator knows how to do
-            rest = (list(context), self._number, forward.autocast, forward.training, torch.empty(0, device=x.device))
-            return operators.differentiate(x, y.double(), gy, *rest)  # type: ignore[no-any-return]
+            rest = (self._number, forward.autocast, torch.empty(0, device=x.device), forward.training)
+            return operators.differentiate([x, y.double(), gy, *context], *rest)  # type: ignore[no-any-return]
         if torch._C._functorch.is_legacy_batchedtensor(gy):
             raise BoxError("is_grads_batched=True does not pass through a BlackBox: use torch.func.vmap instead")
         if forward.parameters is not None:

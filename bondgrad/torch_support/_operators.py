@@ -5,6 +5,7 @@ Operators take tensors and numbers only, so the layer travels as a number. In pl
 with less overhead.
 """
 
+import functools
 import itertools
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -53,67 +54,58 @@ def needed() -> bool:
 TAGS = (torch.Tag.cudagraph_unsafe, torch.Tag.nondeterministic_seeded)
 
 
-# Among the arguments of the operators are the number of the layer, autocast's dtype if it is to reach the box, and a
-# ticket. The ticket is an empty tensor of its own for every call: to a compiler two calls with the same arguments would
-# be one, but the box may answer differently each time.
+# The operators take rows, [B, ...] each; the number of the layer; autocast's dtype, if it is to reach the box; and a
+# ticket, which is an empty tensor of its own for every call: to a compiler two calls with the same arguments would be
+# one, but the box may answer differently each time.
 
 
 @torch.library.custom_op("bondgrad::evaluate", mutates_args=(), tags=TAGS)
-def evaluate(x: Tensor, context: list[Tensor], layer: int, autocast: torch.dtype | None, _ticket: Tensor) -> Tensor:
-    """The box at x [B, d], in the dtype that has all digits of its answer, whatever that is in."""
+def evaluate(rows: list[Tensor], layer: int, autocast: torch.dtype | None, _ticket: Tensor) -> Tensor:
+    """The box at x [B, d], in the dtype that has all digits of its answer, whatever that is in.
+
+    The rows are x and the contexts.
+    """
+    x, *context = rows
     return lookup(layer).evaluate_rows(x.detach(), tuple(context), autocast, graded=False)[0].double()
 
 
 @torch.library.custom_op("bondgrad::differentiate", mutates_args=(), tags=TAGS)
-def differentiate(
-    x: Tensor,
-    y: Tensor,
-    gy: Tensor,
-    context: list[Tensor],
-    layer: int,
-    autocast: torch.dtype | None,
-    train: bool,
-    _ticket: Tensor,
-) -> Tensor:
-    """The gradient [B, d] at x [B, d], for gy [B, d_out]."""
+def differentiate(rows: list[Tensor], layer: int, autocast: torch.dtype | None, _ticket: Tensor, train: bool) -> Tensor:
+    """The gradient [B, d] at x [B, d].
+
+    The rows are x, what `evaluate` gave there, the loss's gradient gy [B, d_out], and the contexts.
+    """
+    x, y, gy, *context = rows
     box = lookup(layer)
     dtype = torch.promote_types(x.dtype, box.function.dtype)  # that of the answer
     return box.differentiate_rows(ForwardRecord(train, autocast), x, y.to(dtype), gy, *context).contiguous()
 
 
 @evaluate.register_fake
-def _(x: Tensor, _context: list[Tensor], layer: int, *_: object) -> Tensor:
+def _(rows: list[Tensor], layer: int, *_: object) -> Tensor:
     if torch.compiler.is_exporting():
         raise BoxError("a model with a BlackBox cannot be exported: what it calls lives in this process")
-    box = lookup(layer)
+    box, x = lookup(layer), rows[0]
     assert box.out_features is not None  # a layer of unknown width is not compiled
     return x.new_empty(len(x), x.shape[1] // box.in_features * box.out_features, dtype=torch.float64)
 
 
 @differentiate.register_fake
-def _(x: Tensor, *_: object) -> Tensor:
-    return x.new_empty(x.shape)
+def _(rows: list[Tensor], *_: object) -> Tensor:
+    return rows[0].new_empty(rows[0].shape)
 
 
-@evaluate.register_vmap
-def _(info: Any, dims: tuple[Any, ...], x: Tensor, context: list[Tensor], *how: Any) -> Any:  # noqa: ANN401
-    """Whatever is mapped over is more rows."""
+def map_rows(operator: Any, info: Any, dims: tuple[Any, ...], rows: list[Tensor], *rest: Any) -> Any:  # noqa: ANN401
+    """How `torch.func.vmap` maps an operator over a dimension of its rows: those of all entries become one batch."""
     size = info.batch_size
-    rows = [_rows(t, dim, size) for t, dim in zip([x, *context], [dims[0], *dims[1]], strict=True)]
-    return evaluate(rows[0], rows[1:], *how).unflatten(0, (size, -1)), 0
+    mapped = [
+        t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0) for t, dim in zip(rows, dims[0], strict=True)
+    ]
+    return operator([t.flatten(0, 1) for t in mapped], *rest).unflatten(0, (size, -1)), 0
 
 
-@differentiate.register_vmap
-def _(info: Any, dims: tuple[Any, ...], x: Tensor, y: Tensor, gy: Tensor, context: list[Tensor], *how: Any) -> Any:  # noqa: ANN401
-    size = info.batch_size
-    rows = [_rows(t, dim, size) for t, dim in zip([x, y, gy, *context], [*dims[:3], *dims[3]], strict=True)]
-    return differentiate(*rows[:3], rows[3:], *how).unflatten(0, (size, -1)), 0
-
-
-def _rows(t: Tensor, dim: int | None, size: int) -> Tensor:
-    """The tensor [rows, ...], mapped `size` times over its dimension `dim`, as [size * rows, ...]."""
-    mapped = t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
-    return mapped.flatten(0, 1)
+evaluate.register_vmap(functools.partial(map_rows, evaluate))
+differentiate.register_vmap(functools.partial(map_rows, differentiate))
 
 
 class Opaque(torch.autograd.Function):
@@ -126,7 +118,7 @@ class Opaque(torch.autograd.Function):
         x: Tensor, layer: int, autocast: torch.dtype | None, _train: bool, ticket: Tensor, *context: Tensor
     ) -> tuple[Tensor, Tensor]:
         """The box in the dtype of x; and as it answered, for the gradient."""
-        y = evaluate(x, list(context), layer, autocast, ticket)
+        y = evaluate([x, *context], layer, autocast, ticket)
         return y.to(x.dtype, copy=True), y
 
     @staticmethod
@@ -140,7 +132,7 @@ class Opaque(torch.autograd.Function):
     def backward(ctx: Any, gy: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         """See `differentiate`."""
         x, y, ticket, *context = ctx.saved_tensors
-        g = differentiate(x.detach(), y, gy.detach(), context, ctx.layer, ctx.autocast, ctx.train, ticket)
+        g = differentiate([x.detach(), y, gy.detach(), *context], ctx.layer, ctx.autocast, ticket, ctx.train)
         if not torch.compiler.is_compiling():  # compiled code refuses second derivatives itself
             g = Once.apply(g, x, gy)  # type: ignore[no-untyped-call]
         return g, None, None, None, None, *(None for _ in context)
@@ -178,5 +170,5 @@ def attach(x: Tensor, layer: int, autocast: torch.dtype | None, train: bool, con
     elif x.requires_grad and torch.is_grad_enabled():
         out = Opaque.apply(x, layer, autocast, train, ticket, *context)[0]  # type: ignore[no-untyped-call]
     else:  # where the compiler cannot follow `Opaque`
-        out = evaluate(x, list(context), layer, autocast, ticket).to(x.dtype)
+        out = evaluate([x, *context], layer, autocast, ticket).to(x.dtype)
     return out  # type: ignore[no-any-return]
