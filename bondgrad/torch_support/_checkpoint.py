@@ -27,10 +27,9 @@ def in_checkpoint() -> bool:
     graded = torch.is_grad_enabled()
     frame: Any = sys._getframe(1)
     while frame is not None:
-        # Without gradients only the first run of the reentrant kind, whose name is that, is run again.
-        if frame.f_globals.get("__name__") == "torch.utils.checkpoint" and (
-            graded or frame.f_code.co_name == "forward"
-        ):
+        inside = frame.f_globals.get("__name__") == "torch.utils.checkpoint"
+        # Without gradients only the first run of the reentrant kind, in a function of that name, is run again.
+        if inside and (graded or frame.f_code.co_name == "forward"):
             return True
         frame = frame.f_back
     return False
@@ -95,11 +94,7 @@ class Answers:
         Of several, the latest that found the random numbers as they are now: a box may draw from them. Of a box that
         remembers (`ordered`) which answer came when matters, and cannot be told: then it is refused.
         """
-        matching = [
-            ticket
-            for ticket, answer in self._kept.items()
-            if len(rows) == len(answer.rows) and all(map(_same, rows, answer.rows))
-        ]
+        matching = [ticket for ticket, answer in self._kept.items() if _same(rows, answer.rows)]
         if ordered and len(matching) > 1:
             for ticket in matching:
                 self.forget(ticket)
@@ -116,27 +111,29 @@ class Answers:
         return matching[-1] if matching else 0  # of a checkpoint that does not restore random numbers
 
     def clear(self) -> None:
-        """Nothing that was asked so far will be run again."""
+        """Remove all answers: no forward pass so far will be run again."""
         self._kept.clear()
 
     def forget(self, ticket: int) -> None:
-        """Its gradient was computed."""
+        """Remove an answer, since its gradient was computed, or never will be."""
         self._kept.pop(ticket, None)
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
-    if a.shape != b.shape or a.dtype != b.dtype or a.device != b.device:
-        return False
-    return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())  # NaN is the same as NaN
+def _same(rows: tuple[Tensor, ...], others: tuple[Tensor, ...]) -> bool:
+    """Whether these are the same numbers, in tensors of the same kinds. NaN is the same as NaN."""
+    kinds, other_kinds = ([(t.shape, t.dtype, t.device) for t in tensors] for tensors in (rows, others))
+    return kinds == other_kinds and all(
+        torch.allclose(a, b, rtol=0, atol=0, equal_nan=True) for a, b in zip(rows, others, strict=True)
+    )
 
 
 def random_states(device: torch.device) -> list[Tensor]:
-    """Torch's own random numbers, on the CPU and on this device."""
+    """The states of torch's own random numbers, on the CPU and on this device."""
     return [torch.get_rng_state()] + ([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])
 
 
 def set_random_states(device: torch.device, states: list[Tensor]) -> None:
-    """The counterpart of `random_states`."""
+    """Bring back what `random_states` returned."""
     torch.set_rng_state(states[0])
     if device.type == "cuda":
         torch.cuda.set_rng_state(states[1], device)
