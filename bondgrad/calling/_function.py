@@ -12,7 +12,6 @@ from torch.utils._pytree import tree_structure, tree_unflatten
 
 from bondgrad.calling._modules import ModuleTensors
 from bondgrad.calling._signature import Interface, find_interfaces, seed_position
-from bondgrad.calling._state_form import snapshot_owner, state_tensor
 from bondgrad.errors import BoxError
 from bondgrad.evaluators._driver import is_out_of_memory
 
@@ -61,8 +60,7 @@ class RowFunction:
         answer, state = self._answer(points, rows, seed), None
         if self.state_form is not None:
             if not isinstance(answer, (tuple, list)) or len(answer) != 2:
-                kind = type(answer).__name__
-                raise BoxError(f"the box {describe(self.fn)} has a state: it must return a pair (y, state), got {kind}")
+                raise self._error(f"has a state: it must return a pair (y, state), got {type(answer).__name__}")
             answer, state = answer
         y = self._checked(answer, points)
         after = () if self.state_form is None else self._checked_state(state, points)
@@ -105,9 +103,9 @@ class RowFunction:
             hint += "" if self.state_form is None else " It is called as fn(x, state, *context)."
             rows_or = "rows" if self.time_features is None else "sequences"
             width = " x ".join(map(str, self._as_given(points).shape[1:]))
-            raise BoxError(
-                f"the box {describe(self.fn)} raised {type(error).__name__} on {len(points)} {rows_or} of {width} "
-                f"inputs, {points.dtype}: {error}{also}. Call it yourself on an array of that shape to see why.{hint}"
+            raise self._error(
+                f"raised {type(error).__name__} on {len(points)} {rows_or} of {width} inputs, {points.dtype}: {error}"
+                f"{also}. Call it yourself on an array of that shape to see why.{hint}"
             ) from error
         finally:
             with COUNTING:
@@ -144,25 +142,24 @@ class RowFunction:
             and not answer.requires_grad
         ):
             return answer  # as nearly always: what follows would cost more than a small box
-        name = describe(self.fn)
         if isinstance(answer, np.ndarray) and answer.dtype.kind in "fiub":
             answer = from_numpy(answer)
         if not isinstance(answer, Tensor):
             kind = f"an array of {answer.dtype}" if isinstance(answer, np.ndarray) else type(answer).__name__
-            raise BoxError(f"the box {name} must return a real torch tensor or numpy array, got {kind}. {ANNOTATE}")
+            raise self._error(f"must return a real torch tensor or numpy array, got {kind}. {ANNOTATE}")
         if answer.layout != torch.strided:
-            raise BoxError(f"the box {name} must return a dense tensor, got {answer.layout}: call y.to_dense()")
+            raise self._error(f"must return a dense tensor, got {answer.layout}: call y.to_dense()")
         if answer.dtype.is_complex:
-            raise BoxError(f"the box {name} returned complex numbers; return real and imaginary parts as two outputs")
+            raise self._error("returned complex numbers; return real and imaginary parts as two outputs")
         shape, width = list(answer.shape), self.out_features
         if shape[:-1] != lead or shape[-1] == 0 or width not in (None, shape[-1]):
             what = "row" if self.time_features is None else "time step"
             expected = f"[{', '.join(map(str, lead))}, {width or 'out_features'}]"
             hint = " (add a dimension: y[..., None])" if shape == lead else ""
-            raise BoxError(
-                f"the box {name} must return one row of outputs per {what} of inputs, {expected}, got shape {shape}"
-                f"{hint}. Its output width must not change, and must equal out_features or what follows from "
-                "structure, where they were given"
+            raise self._error(
+                f"must return one row of outputs per {what} of inputs, {expected}, got shape {shape}{hint}. Its "
+                "output width must not change, and must equal out_features or what follows from structure, where they "
+                "were given"
             )
         self.out_features = shape[-1]
         self.rounding = torch.finfo(answer.dtype).eps if answer.dtype.is_floating_point else 0.0
@@ -173,22 +170,37 @@ class RowFunction:
         try:
             tensors = [state_tensor(t) for t in tree_structure(self.state_form).flatten_up_to(state)]
         except (TypeError, ValueError, RuntimeError) as error:
-            raise BoxError(
-                f"the box {describe(self.fn)} must return a state of the form it was given, of tensors or arrays: "
-                f"{error}"
-            ) from error
-        if any(t.ndim == 0 or t.shape[0] != points.shape[0] for t in tensors):
-            raise BoxError(
-                f"the box {describe(self.fn)} must return a state with one entry per row first, "
-                f"[{points.shape[0]}, ...], got {[list(t.shape) for t in tensors]}"
-            )
+            raise self._error(f"must return a state of the form it was given, of tensors or arrays: {error}") from error
+        rows, shapes = len(points), [list(t.shape) for t in tensors]
+        if any(shape[:1] != [rows] for shape in shapes):
+            raise self._error(f"must return a state with one entry per row first, [{rows}, ...], got {shapes}")
         return tuple(t.detach().to(points.device) for t in tensors)
+
+    def _error(self, what: str) -> BoxError:
+        return BoxError(f"the box {describe(self.fn)} {what}")
 
 
 def from_numpy(array: np.ndarray) -> Tensor:
     """A tensor of the array, whatever its byte order, precision or write protection."""
     known = array.dtype.isnative and array.dtype.kind in "fib" and array.dtype != np.longdouble
     return torch.from_numpy(np.require(array, array.dtype if known else np.float64, ["C", "W"]))
+
+
+def snapshot_owner(fn: object) -> object | None:
+    """The object that keeps a state behind fn, if there is one: with methods `snapshot` and `restore`."""
+    for candidate in (fn, getattr(fn, "__self__", None)):
+        if callable(getattr(candidate, "snapshot", None)) and callable(getattr(candidate, "restore", None)):
+            return candidate
+    return None
+
+
+def state_tensor(value: object) -> Tensor:
+    """A part of a state as a tensor, whatever kind of numbers it has."""
+    if isinstance(value, np.ndarray):
+        return torch.as_tensor(value.copy(), device="cpu")
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{type(value).__name__} is neither a tensor nor an array")
+    return value
 
 
 def describe(fn: Callable[..., Any]) -> str:

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from bondgrad.calling._function import RowFunction
-from bondgrad.calling._state_form import snapshot_owner, state_tensor
+from bondgrad.calling._function import RowFunction, snapshot_owner, state_tensor
 from bondgrad.errors import BoxError
 
 Leaves = tuple[Tensor, ...]  # of a state, [N, ...] each

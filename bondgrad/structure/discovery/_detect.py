@@ -9,11 +9,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from bondgrad.calling._function import RowFunction
+from bondgrad.calling._function import RowFunction, snapshot_owner
 from bondgrad.calling._inputs import check_callable, check_rows, context_rows
 from bondgrad.calling._limits import Limits
 from bondgrad.calling._modules import in_eval_mode
-from bondgrad.calling._state_form import snapshot_owner
 from bondgrad.evaluators import Driver, Evaluator, Local, Request
 from bondgrad.measuring._statistics import normal_quantile
 from bondgrad.structure._colouring import colour, lower_bound
