@@ -86,7 +86,8 @@ class PolicyState(nn.Module):
         """Learn now what all processes saw in the last step."""
         if self.ranks.last is not None and self.names:
             state = dict(self.named_buffers())
-            self.write(self.ranks.exchange(self.ranks.last, policy, differences, state, None)[1])
+            no_rows = next(self.buffers()).new_empty(0, self.ranks.in_features)
+            self.write(self.ranks.exchange(self.ranks.last, policy, differences, state, no_rows)[1])
 
     def get_extra_state(self) -> dict[str, Any]:
         """The random numbers and when to try what, for `state_dict`."""
