@@ -1,24 +1,98 @@
-"""The layer as two opaque operators, for `torch.compile` and the transforms of `torch.func`.
+"""The layer in autograd's graph: by `Bridge` in plain eager code, and else by two opaque operators.
 
-A compiler cannot look into the box, and need not: it sees an operator with a gradient, and compiles what is around it.
-Operators take tensors and numbers only, so the layer travels as a number. In plain eager code `_bridge` does the same
-with less overhead.
+A compiler (`torch.compile`) cannot look into the box, and need not: it sees an operator with a gradient, and compiles
+what is around it. To the transforms of `torch.func` the box is the same operator. Operators take tensors and numbers
+only, so the layer travels as a number. In eager code the bridge does the same with less overhead.
 """
 
 import functools
 import itertools
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from bondgrad.errors import BoxError
 from bondgrad.step._records import ForwardRecord
-from bondgrad.torch_support._bridge import Once, refuse_forward_mode
 
 if TYPE_CHECKING:
     from bondgrad.step._layer import Layer
+
+Vjp = Callable[..., Tensor]  # (x, y, gy, *context) -> g
+
+
+def refuse_forward_mode(*_: Any) -> Any:  # noqa: ANN401
+    """Raise an error that says what to do instead."""
+    raise BoxError(
+        "forward-mode derivatives (torch.func.jvp, jacfwd, hessian) do not pass through a BlackBox: use vjp, jacrev or "
+        "backward() instead"
+    )
+
+
+class Bridge(torch.autograd.Function):
+    """A copy of y, in the dtype of x, whose gradient flows to x as vjp(x, y, gy, *context) says."""
+
+    jvp = staticmethod(refuse_forward_mode)  # type: ignore[assignment]
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor, vjp: Vjp, *context: Tensor) -> Tensor:  # noqa: ANN401
+        """Copy y, and keep what the gradient needs.
+
+        Args:
+            ctx: Autograd's.
+            x: [B, d] in the graph.
+            y: [B, d_out] the box there, computed outside autograd.
+            vjp: Called in the backward pass.
+            context: Kept for it. Writing into one before the backward pass is an error, as usual.
+        """
+        ctx.save_for_backward(x, y, *context)
+        ctx.vjp = vjp
+        return y.to(x.dtype, copy=True)
+
+    @staticmethod
+    def backward(ctx: Any, gy: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        """From gy [B, d_out] to g [B, d]."""
+        x, y, *context = ctx.saved_tensors
+        if torch.is_grad_enabled():  # create_graph=True
+            g = Once.apply(ctx.vjp(x.detach(), y, gy.detach(), *context), x, gy)  # type: ignore[no-untyped-call]
+        else:
+            g = ctx.vjp(x, y, gy, *context)
+        return g, None, None, *(None for _ in context)
+
+
+def check_tangent(x: Tensor) -> None:
+    """Refuse an x with a tangent, which would otherwise be lost without notice where no gradient is wanted."""
+    if forward_ad._current_level < 0:
+        return
+    # A compiler sees no tangents, but would lose them.
+    if torch.compiler.is_compiling() or forward_ad.unpack_dual(x).tangent is not None:  # type: ignore[no-untyped-call]
+        refuse_forward_mode()
+
+
+class Once(torch.autograd.Function):
+    """Stands where a second derivative would have to pass, and refuses it."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(g: Tensor, *_: Tensor) -> Tensor:
+        """A copy of g, which depends on the other arguments in a way that is not known."""
+        return g.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ANN401
+        """Nothing to keep."""
+
+    @staticmethod
+    def backward(_ctx: Any, *_: Tensor) -> Any:  # noqa: ANN401
+        """Refuse."""
+        raise BoxError(
+            "second derivatives through a BlackBox are not estimated: leave out create_graph=True, or keep the terms "
+            "that need them away from the box"
+        )
 
 
 _layers: "weakref.WeakValueDictionary[int, Layer]" = weakref.WeakValueDictionary()
@@ -45,8 +119,8 @@ def transforming() -> bool:
     return torch._C._are_functorch_transforms_active()
 
 
-def needed() -> bool:
-    """Whether a compiler or a transform is looking."""
+def needs_operators() -> bool:
+    """Whether a compiler or a transform is at work, for which the layer has to be an operator."""
     return torch.compiler.is_compiling() or transforming()
 
 
@@ -158,7 +232,7 @@ class Transformed(Opaque):
 
 
 def attach(x: Tensor, layer: int, autocast: torch.dtype | None, train: bool, context: tuple[Tensor, ...]) -> Tensor:
-    """The box at x [B, d], as an operator with a gradient."""
+    """The box at x [B, d], as an operator with a gradient: for compilers and transforms."""
     ticket = torch.empty(0, device=x.device)
     if not torch.compiler.is_compiling():
         parameters = lookup(layer).function.tensors.parameters()
