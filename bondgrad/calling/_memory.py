@@ -199,12 +199,8 @@ class StateRecorder:
 
     def take(self, rows: int) -> Leaves:
         """What was remembered after the last calls, which had so many rows. Calls before may have been in vain."""
-        after: list[Leaves] = []
-        while rows > 0:
-            after.insert(0, self._after.pop())
-            rows -= after[0][0].shape[0]
-        self._after = []
-        return after[0] if len(after) == 1 else tuple(torch.cat(leaves) for leaves in zip(*after, strict=True))
+        after, self._after = self._after, []
+        return after[0] if len(after) == 1 else tuple(torch.cat(leaves)[-rows:] for leaves in zip(*after, strict=True))
 
 
 def _copied(leaves: Leaves | None) -> Leaves | None:
