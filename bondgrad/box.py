@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from bondgrad.calling._function import RowFunction, describe
-from bondgrad.calling._inputs import check_callable, check_input, context_rows
-from bondgrad.calling._limits import Limits
+from bondgrad.calling._inputs import Limits, check_callable, check_input, context_rows
 from bondgrad.calling._memory import ExplicitState, find_memory
 from bondgrad.calling._modules import freeze
 from bondgrad.errors import BoxError, checked_noise, chosen, positive_int

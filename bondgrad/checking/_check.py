@@ -8,8 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from bondgrad.calling._inputs import check_rows, context_rows
-from bondgrad.calling._limits import Limits
+from bondgrad.calling._inputs import Limits, check_rows, context_rows
 from bondgrad.checking._gradient_check import GradientCheck, least_cost
 from bondgrad.checking._sampler import GradientSampler
 from bondgrad.checking._settings import SETTINGS

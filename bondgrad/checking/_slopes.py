@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bondgrad.calling._limits import Limits
+from bondgrad.calling._inputs import Limits
 from bondgrad.checking._sampler import GradientSampler
 from bondgrad.checking._settings import SETTINGS
 from bondgrad.measuring._moves import one_input_moved

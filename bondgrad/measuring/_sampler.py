@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bondgrad.calling._function import RowFunction, snapshot_owner
-from bondgrad.calling._limits import Limits
+from bondgrad.calling._inputs import Limits
 from bondgrad.evaluators import Driver, Evaluator, Local, Request
 from bondgrad.measuring._fault_tolerant_caller import FaultTolerantCaller
 from bondgrad.measuring._moves import one_input_moved

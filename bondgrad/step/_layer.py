@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from bondgrad.calling._function import RowFunction
-from bondgrad.calling._limits import Limits
+from bondgrad.calling._inputs import Limits
 from bondgrad.calling._memory import ExplicitState, InternalState, Memory
 from bondgrad.errors import BoxError
 from bondgrad.estimators import Estimator

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from bondgrad.calling._limits import Limits
+from bondgrad.calling._inputs import Limits
 from bondgrad.policies import Differences, Policy, State
 from bondgrad.torch_support._checkpoint import in_backward
 from bondgrad.torch_support._random import Generators

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from bondgrad.calling._function import RowFunction, snapshot_owner
-from bondgrad.calling._inputs import check_callable, check_rows, context_rows
-from bondgrad.calling._limits import Limits
+from bondgrad.calling._inputs import Limits, check_callable, check_rows, context_rows
 from bondgrad.calling._modules import in_eval_mode
 from bondgrad.evaluators import Driver, Evaluator, Local, Request
 from bondgrad.measuring._statistics import normal_quantile
