@@ -105,12 +105,11 @@ class GraphedStep(Generic[T]):
         states = [list(state.values()) for optimizer in self.optimizers for state in optimizer.state.values()]
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
         settings = [value for group in groups for name, value in group.items() if name != "params"]
-        generators = [g for random in self.random_numbers() for g in random.generators("cuda")]
-        sizes = [value for part in self.baselines for value in vars(part).values() if isinstance(value, PLAIN)]
+        settings += [value for part in self.baselines for value in vars(part).values() if isinstance(value, PLAIN)]
         return [
             *[box.version for box in self.boxes],
-            *sizes,  # of perturbations
-            *generators,  # by identity: there are others after `load_state_dict`
+            # By identity: there are other generators after `load_state_dict`.
+            *[generator for random in self.random_numbers() for generator in random.generators("cuda")],
             *[module.training for module in self.modules],
             *[(_address(t), t.requires_grad) for t in tensors],
             *[_address(t) for values in states for t in tree_leaves(values) if isinstance(t, Tensor)],
@@ -201,31 +200,26 @@ class _Captured:
                 self.graph.register_generator_state(generator)
         for box in training.boxes:
             box.start_recording()
-        collected = gc.isenabled()
+        device, collected = args[0].device, gc.isenabled()
         gc.disable()  # were another graph, long forgotten, to be collected during a capture, that would fail
-        try:
-            self._capture(training.step, stream)
-        finally:
-            if collected:
-                gc.enable()
-            self.recordings = [(box, box.stop_recording()) for box in training.boxes]
-        parameters = [p for module in training.modules for p in module._parameters.values() if p is not None]
-        self.gradients = [(p, p.grad) for p in parameters if p.grad is not None]
-
-    def _capture(self, step: Callable[..., Any], stream: torch.cuda.Stream) -> None:
-        device = self.args[0].device
         try:
             # Other threads, such as those that load data, may go on with what they do.
             with torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"):
-                self.result = step(*self.args)
+                self.result = training.step(*self.args)
         except BaseException:
             # Torch's own random numbers would stay part of this capture until another one ends well.
             with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream, capture_error_mode="thread_local"):
                 torch.zeros(1, device=device)
             raise
+        finally:
+            if collected:
+                gc.enable()
+            self.recordings = [(box, box.stop_recording()) for box in training.boxes]
         # When a capture begins, torch sets the place where the graph finds the offset of its random numbers, on this
         # stream; each replay sets it anew, on the current one. Unordered, the first replay had numbers of another step.
         torch.cuda.current_stream(device).wait_stream(stream)
+        parameters = [p for module in training.modules for p in module._parameters.values() if p is not None]
+        self.gradients = [(p, p.grad) for p in parameters if p.grad is not None]
 
     def replay(self, args: tuple[Tensor, ...]) -> Any:  # noqa: ANN401
         """Run it on these arguments. What it returns is a copy, which the next replay leaves alone."""
