@@ -146,11 +146,9 @@ class InternalState(nn.Module):
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
         """Afterwards the box remembers what it did before, whatever was asked of it meanwhile."""
-        now = self._box[0].snapshot()
-        try:
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.restore, self._box[0].snapshot())
             yield
-        finally:
-            self.restore(now)
 
     def get_extra_state(self) -> dict[str, Any]:
         """For `state_dict`."""

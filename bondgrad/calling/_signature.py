@@ -16,14 +16,10 @@ Interface = Literal["torch", "numpy"]
 
 def find_interfaces(fn: Callable[..., Any]) -> tuple[Interface, ...]:
     """Whether fn takes tensors or arrays, as far as that can be told without calling it: what to try, in order."""
-    if isinstance(fn, nn.Module):
-        return ("torch",)
-    if isinstance(fn, np.ufunc):
-        return ("numpy",)
     annotation = str(next((parameter.annotation for parameter in parameters(fn).values()), ""))
-    if "Tensor" in annotation:
+    if isinstance(fn, nn.Module) or "Tensor" in annotation:
         return ("torch",)
-    if any(kind in annotation for kind in ("ndarray", "NDArray", "ArrayLike")):
+    if isinstance(fn, np.ufunc) or any(kind in annotation for kind in ("ndarray", "NDArray", "ArrayLike")):
         return ("numpy",)
     while isinstance(fn, functools.partial):
         fn = fn.func
