@@ -171,10 +171,8 @@ def _(rows: list[Tensor], *_: object) -> Tensor:
 
 def map_rows(operator: Any, info: Any, dims: tuple[Any, ...], rows: list[Tensor], *rest: Any) -> Any:  # noqa: ANN401
     """How `torch.func.vmap` maps an operator over a dimension of its rows: those of all entries become one batch."""
-    size = info.batch_size
-    mapped = [
-        t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0) for t, dim in zip(rows, dims[0], strict=True)
-    ]
+    size, given = info.batch_size, zip(rows, dims[0], strict=True)
+    mapped = [t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0) for t, dim in given]
     return operator([t.flatten(0, 1) for t in mapped], *rest).unflatten(0, (size, -1)), 0
 
 

@@ -83,7 +83,10 @@ class Ranks:
         ranks, rank = dist.get_world_size(group), dist.get_rank(group)
         sizes = torch.zeros(ranks, dtype=torch.float64, device=x.device)
         sizes[rank] = x.shape[0]
-        blank = _blank_summary(policy, differences, state, self.in_features, x.device)
+        # In the place of a summary that this process does not have: one of no rows.
+        no_rows, ones = x[:0], x.new_ones(self.in_features)
+        no_steps = Steps(no_rows[None], no_rows[None], ones, ones)
+        blank = policy.summarize(state, Observation(no_rows, no_rows, no_steps, differences))
         known = sizes.new_tensor([number in self._summaries for number in self._pending])
         summaries = [self._summaries.get(number, blank) for number in self._pending]
         parts = [sizes, policy.measure(x), known, *summaries]
@@ -104,10 +107,3 @@ class Ranks:
         self._passes += 1
         self._pending[self._passes] = sum(counts)
         return JointBatch(ranks, sum(counts), sum(counts[:rank]), sums.to(x.dtype), self._passes), state
-
-
-def _blank_summary(policy: Policy, differences: Differences, state: State, d: int, device: torch.device) -> Tensor:
-    """In the place of a summary that this process does not have: of no rows."""
-    nothing, ones = torch.zeros(1, 0, d, device=device), torch.ones(d, device=device)
-    steps = Steps(nothing, nothing, ones, ones)
-    return policy.summarize(state, Observation(nothing[0], nothing[0], steps, differences))
