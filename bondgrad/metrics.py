@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
+from bondgrad.errors import positive_int
+
 if TYPE_CHECKING:
     from bondgrad.box import BlackBox
     from bondgrad.step._records import Step
@@ -68,12 +70,8 @@ class TensorBoard:
     def __init__(
         self, writer: Writer, tag: str = "box", every: int = 1, exact: Callable[[Tensor], Tensor] | None = None
     ) -> None:
-        if every < 1:
-            raise ValueError(f"every must be at least 1, got {every}")
-        self.writer = writer
-        self.tag = tag
-        self.every = every
-        self.exact = exact
+        self.writer, self.tag, self.exact = writer, tag, exact
+        self.every = positive_int("every", every)
         self._step = 0
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> "TensorBoard":

@@ -27,9 +27,8 @@ class ParameterMethod(ABC):
         self.params = list(params)
         if not self.params:
             raise ValueError("params is empty: give the parameters whose gradient is wanted")
-        for p in self.params:
-            if not (isinstance(p, Tensor) and p.is_leaf and p.dtype.is_floating_point):
-                raise TypeError("params must be leaf tensors of floating point, such as module.parameters()")
+        if not all(isinstance(p, Tensor) and p.is_leaf and p.dtype.is_floating_point for p in self.params):
+            raise TypeError("params must be leaf tensors of floating point, such as module.parameters()")
         self.mu = positive_float("mu", mu)
 
     def estimate(self, closure: Closure) -> None:

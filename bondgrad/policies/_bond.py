@@ -61,8 +61,7 @@ class Bond(Policy):
                 raise ValueError(f"{name} must be one of {known}, got {value!r}")
         if not isinstance(betas, Sequence) or len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
             raise ValueError(f"betas must be two numbers in [0, 1), got {betas}")
-        self.bounds = bounds
-        self.reduce = reduce
+        self.bounds, self.reduce = bounds, reduce
         self.betas = (float(betas[0]), float(betas[1]))
         self.eta = positive_float("eta", eta)
         self.max_step = max_step if max_step in (None, math.inf) else positive_float("max_step", max_step)

@@ -145,15 +145,14 @@ class GraphedStep(Generic[T]):
                 "learning rate, make it a tensor: Adam(..., lr=torch.tensor(1e-3), capturable=True).",
                 stacklevel=3,
             )
-        randoms = self.random_numbers()
-        states = [random.state() for random in randoms]
+        states = [(random, random.state()) for random in self.random_numbers()]
         assert self._stream is not None  # steps of the same kind ran on it before
         try:
             self._check_optimizers()
             self._captured[kind] = _Captured(self, args, self._stream)
         except Exception as error:  # whatever it was, it need not end the training
             self._impossible = True
-            for random, state in zip(randoms, states, strict=True):
+            for random, state in states:
                 random.load(state)  # new generators: the old ones were told of the capture
             warnings.warn(
                 f"this training step cannot be captured into a CUDA graph, so it runs as it is: {_reason(error)}",
