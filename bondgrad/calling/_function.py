@@ -101,11 +101,10 @@ class RowFunction:
             also = "" if first_try is None else f" (and, tried otherwise, {type(first_try).__name__}: {first_try})"
             hint = "" if isinstance(self.fn, nn.Module) else f" {ANNOTATE}"
             hint += "" if self.state_form is None else " It is called as fn(x, state, *context)."
-            rows_or = "rows" if self.time_features is None else "sequences"
-            width = " x ".join(map(str, self._as_given(points).shape[1:]))
+            shape = list(self._as_given(points).shape)
             raise self._error(
-                f"raised {type(error).__name__} on {len(points)} {rows_or} of {width} inputs, {points.dtype}: {error}"
-                f"{also}. Call it yourself on an array of that shape to see why.{hint}"
+                f"raised {type(error).__name__} on rows of shape {shape}, {points.dtype}: {error}{also}. Call it "
+                f"yourself on an array of that shape to see why.{hint}"
             ) from error
         finally:
             with COUNTING:

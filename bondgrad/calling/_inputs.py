@@ -26,10 +26,9 @@ def check_input(x: Tensor, in_features: int | None, in_time: bool = False) -> No
         raise TypeError(f"x must be a torch tensor, got {type(x).__name__}")
     if not x.dtype.is_floating_point or x.layout != torch.strided:
         raise TypeError(f"x must be dense and floating point, got {x.dtype}, {x.layout}: call x.float(), x.to_dense()")
-    if x.ndim == 0 or (in_features is not None and x.shape[-1] != in_features):
-        raise ValueError(f"x must have shape [..., in_features={in_features or 'any'}], got {list(x.shape)}")
-    if in_time and x.ndim == 1:
-        raise ValueError(f"x must have shape [..., time, in_features={in_features}], got {list(x.shape)}")
+    if x.ndim < (2 if in_time else 1) or (in_features is not None and x.shape[-1] != in_features):
+        shape = f"[..., {'time, ' if in_time else ''}in_features={in_features or 'any'}]"
+        raise ValueError(f"x must have shape {shape}, got {list(x.shape)}")
     if x.numel() == 0:
         raise ValueError(f"x is an empty batch, shape {list(x.shape)}: skip it, or give it at least one row")
 
@@ -76,8 +75,7 @@ class Limits:
 
     def numbers(self) -> tuple[list[float], list[float]]:
         """Low and high of every input, as they were given."""
-        low, high = self._exact
-        return low.tolist(), high.tolist()
+        return self._exact[0].tolist(), self._exact[1].tolist()
 
     def like(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Low and high, each like the rows of x [N, d], or [N, T·d]. Rounded inwards: no point may lie outside."""

@@ -155,8 +155,7 @@ class Bond(Policy):
 
     def summarize(self, state: State, seen: Observation) -> Tensor:
         """See `Policy.summarize`: [d] of gradients, or [2, d] with the squares of the steps."""
-        g = seen.g
-        total = torch.linalg.vector_norm(g, 1, dim=0) if self.reduce == "mean-abs" else g.sum(0)
+        total = torch.linalg.vector_norm(seen.g, 1, dim=0) if self.reduce == "mean-abs" else seen.g.sum(0)
         if self.bounds != "error-terms":
             return total
         return torch.stack((total, seen.steps.size.square().mean(0).sum(0)))

@@ -236,11 +236,10 @@ def attach(x: Tensor, layer: int, autocast: torch.dtype | None, train: bool, con
         parameters = lookup(layer).function.tensors.parameters()
         if any(t is not None and torch._C._functorch.is_batchedtensor(t) for t in parameters):
             raise BoxError("the parameters of a box cannot be mapped over: leave them out of the vmap")
-        out = Transformed.apply(x, layer, autocast, train, ticket, *context)[0]  # type: ignore[no-untyped-call]
-    elif transforming():
+        return Transformed.apply(x, layer, autocast, train, ticket, *context)[0]  # type: ignore[no-untyped-call, no-any-return]
+    if transforming():
         raise BoxError("a transform of torch.func over a BlackBox cannot be compiled: transform the compiled model")
-    elif x.requires_grad and torch.is_grad_enabled():
-        out = Opaque.apply(x, layer, autocast, train, ticket, *context)[0]  # type: ignore[no-untyped-call]
-    else:  # where the compiler cannot follow `Opaque`
-        out = evaluate([x, *context], layer, autocast, ticket).to(x.dtype)
-    return out  # type: ignore[no-any-return]
+    if x.requires_grad and torch.is_grad_enabled():
+        return Opaque.apply(x, layer, autocast, train, ticket, *context)[0]  # type: ignore[no-untyped-call, no-any-return]
+    # Here the compiler could not follow `Opaque`.
+    return evaluate([x, *context], layer, autocast, ticket).to(x.dtype)  # type: ignore[no-any-return]
