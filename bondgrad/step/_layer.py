@@ -103,14 +103,14 @@ class Layer(nn.Module):
             y, states = evaluate(call)
             part = ALONE
             if dist.is_available() and dist.is_initialized():
-                differences = self._estimator.differences
+                differences, learns = self._estimator.differences, learns and self.training
                 part = self.policy_state.joint_batch(self._policy, differences, self.limits, x, learns)
             return y, ForwardRecord(self.training, autocast, part, states, 0, parameters)
 
         if is_capturing(x.device) or not in_checkpoint():
-            return ask(graded and self.training and not in_backward())
+            return ask(graded and not in_backward())
         ordered = self.memory is not None
-        (y, forward), ticket = self.answers.answer((x, *context), ordered, graded, self.training, ask)
+        (y, forward), ticket = self.answers.answer((x, *context), ordered, graded, ask)
         return y.clone(), forward._replace(ticket=ticket, parameters=parameters)
 
     def parts(self) -> Parts:

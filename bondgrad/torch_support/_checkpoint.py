@@ -57,17 +57,14 @@ class Answers:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def answer(
-        self, rows: tuple[Tensor, ...], ordered: bool, graded: bool, training: bool, ask: Callable[[bool], T]
-    ) -> tuple[T, int]:
+    def answer(self, rows: tuple[Tensor, ...], ordered: bool, graded: bool, ask: Callable[[bool], T]) -> tuple[T, int]:
         """What a forward pass inside a checkpoint gives: the box's answer, or, when it runs again, the one kept.
 
         Args:
             rows: x and the contexts.
             ordered: Whether the box remembers, so that the order of its answers matters.
             graded: Whether this very run may be asked for a gradient.
-            training: The layer's mode.
-            ask: Asks the box; its argument says whether the layer is to learn from the step.
+            ask: Asks the box; its argument says whether a layer in training is to learn from the step.
 
         Returns:
             What `ask` gave, and a ticket for `forget`; 0: nothing was kept.
@@ -81,7 +78,7 @@ class Answers:
                 return value, ticket
             before = random_states(rows[0].device)
             # Gradients are off in the first run of the reentrant kind, too.
-            value = ask(training and (graded or not torch.is_grad_enabled()))
+            value = ask(graded or not torch.is_grad_enabled())
             after, ticket = random_states(rows[0].device), next(self._tickets)
             self._kept[ticket] = Answer(tuple(t.clone() for t in rows), value, before, after)
             if len(self._kept) > MOST_ANSWERS:

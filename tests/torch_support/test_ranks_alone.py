@@ -6,8 +6,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.checkpoint import checkpoint
 
-from bondgrad import Central
+from bondgrad import BlackBox, Central
 from bondgrad.policies import Bond
 from bondgrad.torch_support._ranks import ALONE, JointBatch, Ranks
 
@@ -97,3 +98,17 @@ def test_copies_have_the_group_and_pickles_have_not(group):
     copied = ranks.__deepcopy__({})
     assert copied.group is group
     assert copied.last is None
+
+
+@pytest.mark.parametrize("group", [2], indirect=True)
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("reentrant", [None, True, False])
+def test_a_layer_exchanges_in_training_only(group, training, reentrant):
+    """Inside a checkpoint of either kind, as outside of them."""
+    box = BlackBox(torch.sin, 2, policy="bond", process_group=group).train(training)
+    x = torch.ones(3, 2, requires_grad=True)
+    if reentrant is None:
+        box(x)
+    else:
+        checkpoint(box, x, use_reentrant=reentrant)
+    assert (box.policy_state.ranks.last is group) == training
