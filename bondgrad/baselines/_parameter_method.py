@@ -79,9 +79,8 @@ class SimultaneousPerturbation(ParameterMethod):
 
     def gradient(self, closure: Closure) -> list[Tensor]:
         """See `ParameterMethod.gradient`."""
-        params = self.params
         # One vector for all: a network has hundreds of parameters, and a kernel for each would take most of the time.
-        start = _flat(params)  # [P]
+        start = _flat(self.params)  # [P]
         total = torch.zeros_like(start)
         used = torch.zeros((), device=start.device)  # on the device, so that a CUDA graph can be captured
         fine = torch.float32 if start.device.type == "mps" else torch.float64  # MPS has no double precision
@@ -89,17 +88,16 @@ class SimultaneousPerturbation(ParameterMethod):
             delta = torch.copysign(self.sizes(start), self.uniform(start))
             ends, losses = [], []
             for sign in (1, -1):
-                torch._foreach_copy_(params, _split(torch.add(start, delta, alpha=sign), params))
-                ends.append(_flat(params))
+                torch._foreach_copy_(self.params, _split(torch.add(start, delta, alpha=sign), self.params))
+                ends.append(_flat(self.params))
                 losses.append(torch.as_tensor(closure(), dtype=fine, device=start.device))
-            span = ends[0] - ends[1]  # what rounding left of 2Δ
-            difference = losses[0] - losses[1]
+            difference, span = losses[0] - losses[1], ends[0] - ends[1]  # `span` is what rounding left of 2Δ
             finite = torch.isfinite(difference)
             used += finite
             total += torch.where((span == 0) | ~finite, 0, difference.to(total) / span)
         total /= used.clamp(min=1)
-        gradient = [torch.empty_like(p) for p in params]  # with their memory format, which fused optimizers require
-        torch._foreach_copy_(gradient, _split(total, params))
+        gradient = [torch.empty_like(p) for p in self.params]  # in their memory format, as fused optimizers require
+        torch._foreach_copy_(gradient, _split(total, self.params))
         return gradient
 
 

@@ -77,7 +77,6 @@ class RowFunction:
         return other
 
     def _answer(self, points: Tensor, rows: tuple[Tensor, ...], seed: int | None) -> Any:  # noqa: ANN401
-        start = time.perf_counter()
         interfaces = self.interfaces  # as they are now: an evaluator may call from several threads
         try:
             if len(interfaces) == 1:
@@ -106,18 +105,13 @@ class RowFunction:
                 f"raised {type(error).__name__} on rows of shape {shape}, {points.dtype}: {error}{also}. Call it "
                 f"yourself on an array of that shape to see why.{hint}"
             ) from error
-        finally:
-            with COUNTING:
-                self.seconds += time.perf_counter() - start
 
     def _as_given(self, points: Tensor) -> Tensor:
         """The points [N, d] as the function is given them; [N, T, d] if it is one of sequences."""
         return points if self.time_features is None else points.view(len(points), -1, self.time_features)
 
     def _call(self, interface: Interface, points: Tensor, rows: tuple[Tensor, ...], seed: int | None) -> object:
-        with COUNTING:
-            self.calls += 1
-            self.evaluations += points.shape[0]
+        start = time.perf_counter()
         arrays: list[Any] = [self._as_given(points), *rows]
         if interface == "numpy":
             arrays = [t.cpu().numpy() for t in arrays]
@@ -125,9 +119,15 @@ class RowFunction:
             form = tree_structure(self.state_form)
             first = len(arrays) - form.num_leaves
             arrays = [arrays[0], tree_unflatten(arrays[first:], form), *arrays[1:first]]
-        if seed is None or (self.seed_position or 0) < len(arrays):  # a context stands there
-            return self.fn(*arrays)
-        return self.fn(*arrays, seed=seed)
+        try:
+            if seed is None or (self.seed_position or 0) < len(arrays):  # a context stands there
+                return self.fn(*arrays)
+            return self.fn(*arrays, seed=seed)
+        finally:
+            with COUNTING:
+                self.calls += 1
+                self.evaluations += points.shape[0]
+                self.seconds += time.perf_counter() - start
 
     def _checked(self, answer: object, points: Tensor) -> Tensor:
         """The answer, [N, d_out] or [N, T, d_out], at least in the precision of the points and outside autograd."""

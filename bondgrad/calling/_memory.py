@@ -206,11 +206,10 @@ def _copied(leaves: Leaves | None) -> Leaves | None:
 
 
 def _overwritten(old: Leaves | None, new: Leaves) -> bool:
-    """Write one state into the memory of another, if both are of one kind; whether they are."""
+    """Write the new state into the memory of the old one, if both are of one kind. Returns whether they are."""
     if old is None or list(map(_kind, old)) != list(map(_kind, new)):
         return False
-    for before, after in zip(old, new, strict=True):
-        before.copy_(after)
+    torch._foreach_copy_(old, new)
     return True
 
 

@@ -167,12 +167,11 @@ class Bond(Policy):
         square = reduced.square()
         decay, one = _constants(self.betas, reduced.shape[0], reduced.device)
         new = {"sums": torch.addcmul(torch.stack((reduced, square, one, one)).view(2, 2, -1), state["sums"], decay)}
-        if "last" in state:
-            new["last"] = torch.stack((reduced, (summary[1] / rows).sqrt().float()))
-        elif _all_positive_and_below(square, LARGEST_SQUARE):
+        if "last" not in state and _all_positive_and_below(square, LARGEST_SQUARE):
             return new
         valid = (square > 0) & (square < LARGEST_SQUARE)  # false for NaN
         if "last" in state:
+            new["last"] = torch.stack((reduced, (summary[1] / rows).sqrt().float()))
             valid &= torch.isfinite(new["last"][1])
         return {name: torch.where(valid, value, state[name]) for name, value in new.items()}
 

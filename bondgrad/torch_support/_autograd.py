@@ -21,8 +21,6 @@ from bondgrad.step._records import ForwardRecord
 if TYPE_CHECKING:
     from bondgrad.step._layer import Layer
 
-Vjp = Callable[..., Tensor]  # (x, y, gy, *context) -> g
-
 
 def refuse_forward_mode(*_: Any) -> Any:  # noqa: ANN401
     """Raise an error that says what to do instead."""
@@ -38,14 +36,14 @@ class Bridge(torch.autograd.Function):
     jvp = staticmethod(refuse_forward_mode)  # type: ignore[assignment]
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, vjp: Vjp, *context: Tensor) -> Tensor:  # noqa: ANN401
+    def forward(ctx: Any, x: Tensor, y: Tensor, vjp: Callable[..., Tensor], *context: Tensor) -> Tensor:  # noqa: ANN401
         """Copy y, and keep what the gradient needs.
 
         Args:
             ctx: Autograd's.
             x: [B, d] in the graph.
             y: [B, d_out] the box there, computed outside autograd.
-            vjp: Called in the backward pass.
+            vjp: Called in the backward pass. Returns g [B, d].
             context: Kept for it. Writing into one before the backward pass is an error, as usual.
         """
         ctx.save_for_backward(x, y, *context)

@@ -118,10 +118,9 @@ class Answers:
 
 def _same(rows: tuple[Tensor, ...], others: tuple[Tensor, ...]) -> bool:
     """Whether these are the same numbers, in tensors of the same kinds. NaN is the same as NaN."""
-    kinds, other_kinds = ([(t.shape, t.dtype, t.device) for t in tensors] for tensors in (rows, others))
-    return kinds == other_kinds and all(
-        torch.allclose(a, b, rtol=0, atol=0, equal_nan=True) for a, b in zip(rows, others, strict=True)
-    )
+    if [(t.shape, t.dtype, t.device) for t in rows] != [(t.shape, t.dtype, t.device) for t in others]:
+        return False
+    return all(torch.allclose(a, b, rtol=0, atol=0, equal_nan=True) for a, b in zip(rows, others, strict=True))
 
 
 def random_states(device: torch.device) -> list[Tensor]:

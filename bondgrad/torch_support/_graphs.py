@@ -64,9 +64,7 @@ class GraphedStep(Generic[T]):
 
     def __init__(self, step: Callable[..., T], *parts: Part) -> None:
         if not parts or not all(isinstance(part, Part) for part in parts):
-            raise TypeError(
-                "GraphedStep(step, *parts) needs the modules, optimizers, baselines and scalers that the step uses"
-            )
+            raise TypeError("parts: GraphedStep needs the modules, optimizers, baselines and scalers of the step")
         self.step = step
         self.modules = [module for part in parts if isinstance(part, nn.Module) for module in part.modules()]
         self.boxes = [module for module in self.modules if isinstance(module, BlackBox)]
