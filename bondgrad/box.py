@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from bondgrad.calling._function import RowFunction, describe
+from bondgrad.calling._function import RowFunction
 from bondgrad.calling._inputs import Limits, check_callable, check_input, context_rows
 from bondgrad.calling._memory import ExplicitState, find_memory
 from bondgrad.calling._modules import freeze
@@ -265,7 +265,7 @@ class BlackBox(Layer):
     def extra_repr(self) -> str:
         """See `nn.Module.extra_repr`."""
         return (
-            f"{describe(self.fn)}, in_features={self.in_features}, out_features={self.out_features}, "
+            f"{self.function.name}, in_features={self.in_features}, out_features={self.out_features}, "
             f"estimator={self.estimator}, policy={self.policy}, structure={self.structure}"
         )
 

@@ -40,8 +40,7 @@ def exact_vjp(fn: Callable[[Tensor], Tensor], x: Tensor, gy: Tensor) -> Tensor:
     """The gradient [B, d] at x [B, d], for gy [B, d_out], of a function that autograd can see through."""
     with torch.enable_grad():
         point = x.detach().requires_grad_()
-        (g,) = torch.autograd.grad(fn(point), point, gy)
-    return g
+        return torch.autograd.grad(fn(point), point, gy)[0]
 
 
 class Writer(Protocol):

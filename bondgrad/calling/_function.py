@@ -39,6 +39,7 @@ class RowFunction:
         self, fn: Callable[..., Any], out_features: int | None, time_features: int | None = None, form: object = None
     ) -> None:
         self.fn = fn
+        self.name = str(getattr(fn, "__name__", type(fn).__name__))  # for messages
         self.time_features, self.state_form = time_features, form
         self.out_features = out_features  # None until the first answer
         self.interfaces = find_interfaces(fn)  # to be tried in this order; one, once it is known
@@ -157,8 +158,7 @@ class RowFunction:
             hint = " (add a dimension: y[..., None])" if shape == lead else ""
             raise self._error(
                 f"must return one row of outputs per {what} of inputs, {expected}, got shape {shape}{hint}. Its "
-                "output width must not change, and must equal out_features or what follows from structure, where they "
-                "were given"
+                "output width must not change, and must equal out_features or what follows from structure, if given"
             )
         self.out_features = shape[-1]
         self.rounding = torch.finfo(answer.dtype).eps if answer.dtype.is_floating_point else 0.0
@@ -176,7 +176,7 @@ class RowFunction:
         return tuple(t.detach().to(points.device) for t in tensors)
 
     def _error(self, what: str) -> BoxError:
-        return BoxError(f"the box {describe(self.fn)} {what}")
+        return BoxError(f"the box {self.name} {what}")
 
 
 def from_numpy(array: np.ndarray) -> Tensor:
@@ -200,8 +200,3 @@ def state_tensor(value: object) -> Tensor:
     if not isinstance(value, Tensor):
         raise TypeError(f"{type(value).__name__} is neither a tensor nor an array")
     return value
-
-
-def describe(fn: Callable[..., Any]) -> str:
-    """A name for messages."""
-    return str(getattr(fn, "__name__", type(fn).__name__))

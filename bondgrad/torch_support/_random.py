@@ -56,5 +56,4 @@ class Generators:
     def load(self, state: dict[str, Any]) -> None:
         """The counterpart of `state`."""
         self.seed = state["seed"]
-        self._loaded = dict(state["devices"])
-        self._by_device = {}
+        self._loaded, self._by_device = dict(state["devices"]), {}
