@@ -57,13 +57,13 @@ class ExplicitState(nn.Module):
         return tuple(leaf.to(device).expand(rows if len(leaf) == 1 else -1, *leaf.shape[1:]) for leaf in self.initial)
 
     def advance(self, after: Leaves, training: bool) -> None:
-        """What the box remembers after a forward pass. In place where possible, since a captured graph may use it."""
+        """Keep what the box remembers after a forward pass: in place where possible, as captured graphs require."""
         if not _overwritten(self._now[training], after):
             self._now[training] = _copied(after)
         self.went_on(training)
 
     def went_on(self, training: bool) -> None:
-        """A stream is not at its beginning any more, of which the replay of a graph changes the tensors only."""
+        """Note that a stream has left its beginning. Replays of a graph call this, since they change tensors only."""
         self._fresh.discard(training)
 
     def reset(self, training: bool) -> None:

@@ -86,7 +86,7 @@ class Once(torch.autograd.Function):
 
     @staticmethod
     def backward(_ctx: Any, *_: Tensor) -> Any:  # noqa: ANN401
-        """Refuse."""
+        """Raise an error that says what to do instead."""
         raise BoxError(
             "second derivatives through a BlackBox are not estimated: leave out create_graph=True, or keep the terms "
             "that need them away from the box"

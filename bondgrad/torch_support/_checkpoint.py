@@ -28,7 +28,7 @@ def in_checkpoint() -> bool:
     frame: Any = sys._getframe(1)
     while frame is not None:
         inside = frame.f_globals.get("__name__") == "torch.utils.checkpoint"
-        # Without gradients only the first run of the reentrant kind, in a function of that name, is run again.
+        # Without gradients only the first run of the reentrant kind is run again. Its function is called `forward`.
         if inside and (graded or frame.f_code.co_name == "forward"):
             return True
         frame = frame.f_back
@@ -36,7 +36,7 @@ def in_checkpoint() -> bool:
 
 
 class Answer(NamedTuple):
-    """One forward pass through the box."""
+    """What one forward pass through the box gave, and for which rows and random numbers."""
 
     rows: tuple[Tensor, ...]  # x and the contexts
     value: Any  # what it gave

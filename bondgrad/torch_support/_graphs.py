@@ -103,6 +103,7 @@ class GraphedStep(Generic[T]):
         states = [list(state.values()) for optimizer in self.optimizers for state in optimizer.state.values()]
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
         settings = [value for group in groups for name, value in group.items() if name != "params"]
+        # Of baselines: the size of perturbations, and how many there are.
         settings += [value for part in self.baselines for value in vars(part).values() if isinstance(value, PLAIN)]
         return [
             *[box.version for box in self.boxes],
@@ -115,7 +116,7 @@ class GraphedStep(Generic[T]):
         ]
 
     def random_numbers(self) -> list[Generators]:
-        """Of parts that draw some of their own, of which a graph must be told: boxes, noisy reservoirs, baselines."""
+        """The random numbers of boxes, noisy reservoirs and baselines, which draw their own: a graph must know them."""
         own = (getattr(part, "random", None) for part in (*self.modules, *self.baselines))
         return [random for random in own if isinstance(random, Generators)]
 

@@ -64,7 +64,7 @@ class Ranks:
             self._summaries[part.number] = summary
 
     def unlearnt(self) -> JointBatch:
-        """For a forward pass that the other processes know nothing of: nothing is learnt from it."""
+        """The place of a forward pass that the other processes do not know of: nothing is learnt from it."""
         return ALONE if self.last is None else JointBatch(dist.get_world_size(self.last), number=-1)
 
     def forget(self) -> None:
