@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from bondgrad.calling._function import RowFunction, describe
-from bondgrad.calling._inputs import check_callable, check_input, context_rows
-from bondgrad.calling._limits import Limits
+from bondgrad.calling._function import RowFunction
+from bondgrad.calling._inputs import Limits, check_callable, check_input, context_rows
 from bondgrad.calling._memory import ExplicitState, find_memory
 from bondgrad.calling._modules import freeze
 from bondgrad.errors import BoxError, checked_noise, chosen, positive_int
@@ -26,8 +25,7 @@ from bondgrad.step._stats import Stats
 from bondgrad.step._trials import standard_error
 from bondgrad.structure import Structure
 from bondgrad.structure.discovery._tracker import AutoStructure, StructureTracker, resolve
-from bondgrad.torch_support import _operators as operators
-from bondgrad.torch_support._bridge import check_tangent
+from bondgrad.torch_support import _autograd as autograd
 from bondgrad.torch_support._precision import autocast_dtype
 
 if TYPE_CHECKING:
@@ -141,7 +139,7 @@ class BlackBox(Layer):
         """
         in_time = self.function.time_features is not None
         check_input(x, self.in_features, in_time)
-        check_tangent(x)
+        autograd.check_tangent(x)
         lead = x.shape[:-1]
         batch = lead[:-1] if in_time else lead
         contexts = context_rows(context, batch)
@@ -150,7 +148,7 @@ class BlackBox(Layer):
         if x.dtype.itemsize < 4:
             rows = rows.float()
         autocast = None if self.full_precision else autocast_dtype(x)
-        if not operators.needed():
+        if not autograd.needs_operators():
             y = self._attached(rows, contexts, autocast)
         elif self.memory is not None and not torch.compiler.is_compiling():
             raise BoxError("a box with memory cannot be transformed by torch.func: its calls depend on their order")
@@ -161,7 +159,7 @@ class BlackBox(Layer):
             )
             y = torch.compiler.disable(self._attached)(rows, contexts, autocast)  # type: ignore[no-untyped-call]
         else:
-            y = operators.attach(rows, self._number, autocast, self.training, contexts)
+            y = autograd.attach(rows, self._number, autocast, self.training, contexts)
         out = y.to(x.dtype)
         return out if x.ndim == 2 and not in_time else out.reshape(*lead, -1)
 
@@ -266,7 +264,7 @@ class BlackBox(Layer):
     def extra_repr(self) -> str:
         """See `nn.Module.extra_repr`."""
         return (
-            f"{describe(self.fn)}, in_features={self.in_features}, out_features={self.out_features}, "
+            f"{self.function.name}, in_features={self.in_features}, out_features={self.out_features}, "
             f"estimator={self.estimator}, policy={self.policy}, structure={self.structure}"
         )
 
@@ -318,7 +316,7 @@ class BlackBox(Layer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """After a copy or unpickling, which is another layer."""
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._number = operators.register(self)
+        self._number = autograd.register(self)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:  # noqa: ANN401
         """As usual; states that were saved before `tracker` had that name are taken, too."""

@@ -52,10 +52,9 @@ def checked_noise(value: Any) -> float | str | None:  # noqa: ANN401
     """A half-width of noise; None, if it is rounding; or "auto"."""
     if value is None or (isinstance(value, str) and value == "auto"):
         return value
-    try:
-        return positive_float("noise", value)
-    except ValueError as error:
-        raise ValueError(f"{error} (None and 'auto' are possible, too)") from error
+    if not 0 < (number := _number(value)) < math.inf:
+        raise ValueError(f"noise must be a positive finite number, got {value!r} (None and 'auto' are possible, too)")
+    return number
 
 
 def chosen(name: str, value: object, by_name: dict[str, Callable[[], T]], kind: type[Any]) -> T:

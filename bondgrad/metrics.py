@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
+from bondgrad.errors import positive_int
+
 if TYPE_CHECKING:
     from bondgrad.box import BlackBox
     from bondgrad.step._records import Step
@@ -38,8 +40,7 @@ def exact_vjp(fn: Callable[[Tensor], Tensor], x: Tensor, gy: Tensor) -> Tensor:
     """The gradient [B, d] at x [B, d], for gy [B, d_out], of a function that autograd can see through."""
     with torch.enable_grad():
         point = x.detach().requires_grad_()
-        (g,) = torch.autograd.grad(fn(point), point, gy)
-    return g
+        return torch.autograd.grad(fn(point), point, gy)[0]
 
 
 class Writer(Protocol):
@@ -68,12 +69,8 @@ class TensorBoard:
     def __init__(
         self, writer: Writer, tag: str = "box", every: int = 1, exact: Callable[[Tensor], Tensor] | None = None
     ) -> None:
-        if every < 1:
-            raise ValueError(f"every must be at least 1, got {every}")
-        self.writer = writer
-        self.tag = tag
-        self.every = every
-        self.exact = exact
+        self.writer, self.tag, self.exact = writer, tag, exact
+        self.every = positive_int("every", every)
         self._step = 0
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> "TensorBoard":

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-from bondgrad.baselines._simultaneous import SimultaneousPerturbation
+from bondgrad.baselines._parameter_method import SimultaneousPerturbation
 
 
 class PGT(SimultaneousPerturbation):

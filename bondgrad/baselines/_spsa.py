@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from bondgrad.baselines._simultaneous import SimultaneousPerturbation
+from bondgrad.baselines._parameter_method import SimultaneousPerturbation
 
 
 class SPSA(SimultaneousPerturbation):

@@ -12,7 +12,6 @@ from torch.utils._pytree import tree_structure, tree_unflatten
 
 from bondgrad.calling._modules import ModuleTensors
 from bondgrad.calling._signature import Interface, find_interfaces, seed_position
-from bondgrad.calling._state_form import snapshot_owner, state_tensor
 from bondgrad.errors import BoxError
 from bondgrad.evaluators._driver import is_out_of_memory
 
@@ -40,6 +39,7 @@ class RowFunction:
         self, fn: Callable[..., Any], out_features: int | None, time_features: int | None = None, form: object = None
     ) -> None:
         self.fn = fn
+        self.name = str(getattr(fn, "__name__", type(fn).__name__))  # for messages
         self.time_features, self.state_form = time_features, form
         self.out_features = out_features  # None until the first answer
         self.interfaces = find_interfaces(fn)  # to be tried in this order; one, once it is known
@@ -61,8 +61,7 @@ class RowFunction:
         answer, state = self._answer(points, rows, seed), None
         if self.state_form is not None:
             if not isinstance(answer, (tuple, list)) or len(answer) != 2:
-                kind = type(answer).__name__
-                raise BoxError(f"the box {describe(self.fn)} has a state: it must return a pair (y, state), got {kind}")
+                raise self._error(f"has a state: it must return a pair (y, state), got {type(answer).__name__}")
             answer, state = answer
         y = self._checked(answer, points)
         after = () if self.state_form is None else self._checked_state(state, points)
@@ -79,7 +78,6 @@ class RowFunction:
         return other
 
     def _answer(self, points: Tensor, rows: tuple[Tensor, ...], seed: int | None) -> Any:  # noqa: ANN401
-        start = time.perf_counter()
         interfaces = self.interfaces  # as they are now: an evaluator may call from several threads
         try:
             if len(interfaces) == 1:
@@ -103,24 +101,18 @@ class RowFunction:
             also = "" if first_try is None else f" (and, tried otherwise, {type(first_try).__name__}: {first_try})"
             hint = "" if isinstance(self.fn, nn.Module) else f" {ANNOTATE}"
             hint += "" if self.state_form is None else " It is called as fn(x, state, *context)."
-            rows_or = "rows" if self.time_features is None else "sequences"
-            width = " x ".join(map(str, self._as_given(points).shape[1:]))
-            raise BoxError(
-                f"the box {describe(self.fn)} raised {type(error).__name__} on {len(points)} {rows_or} of {width} "
-                f"inputs, {points.dtype}: {error}{also}. Call it yourself on an array of that shape to see why.{hint}"
+            shape = list(self._as_given(points).shape)
+            raise self._error(
+                f"raised {type(error).__name__} on rows of shape {shape}, {points.dtype}: {error}{also}. Call it "
+                f"yourself on an array of that shape to see why.{hint}"
             ) from error
-        finally:
-            with COUNTING:
-                self.seconds += time.perf_counter() - start
 
     def _as_given(self, points: Tensor) -> Tensor:
         """The points [N, d] as the function is given them; [N, T, d] if it is one of sequences."""
         return points if self.time_features is None else points.view(len(points), -1, self.time_features)
 
     def _call(self, interface: Interface, points: Tensor, rows: tuple[Tensor, ...], seed: int | None) -> object:
-        with COUNTING:
-            self.calls += 1
-            self.evaluations += points.shape[0]
+        start = time.perf_counter()
         arrays: list[Any] = [self._as_given(points), *rows]
         if interface == "numpy":
             arrays = [t.cpu().numpy() for t in arrays]
@@ -128,9 +120,15 @@ class RowFunction:
             form = tree_structure(self.state_form)
             first = len(arrays) - form.num_leaves
             arrays = [arrays[0], tree_unflatten(arrays[first:], form), *arrays[1:first]]
-        if seed is None or (self.seed_position or 0) < len(arrays):  # a context stands there
-            return self.fn(*arrays)
-        return self.fn(*arrays, seed=seed)
+        try:
+            if seed is None or (self.seed_position or 0) < len(arrays):  # a context stands there
+                return self.fn(*arrays)
+            return self.fn(*arrays, seed=seed)
+        finally:
+            with COUNTING:
+                self.calls += 1
+                self.evaluations += points.shape[0]
+                self.seconds += time.perf_counter() - start
 
     def _checked(self, answer: object, points: Tensor) -> Tensor:
         """The answer, [N, d_out] or [N, T, d_out], at least in the precision of the points and outside autograd."""
@@ -144,25 +142,23 @@ class RowFunction:
             and not answer.requires_grad
         ):
             return answer  # as nearly always: what follows would cost more than a small box
-        name = describe(self.fn)
         if isinstance(answer, np.ndarray) and answer.dtype.kind in "fiub":
             answer = from_numpy(answer)
         if not isinstance(answer, Tensor):
             kind = f"an array of {answer.dtype}" if isinstance(answer, np.ndarray) else type(answer).__name__
-            raise BoxError(f"the box {name} must return a real torch tensor or numpy array, got {kind}. {ANNOTATE}")
+            raise self._error(f"must return a real torch tensor or numpy array, got {kind}. {ANNOTATE}")
         if answer.layout != torch.strided:
-            raise BoxError(f"the box {name} must return a dense tensor, got {answer.layout}: call y.to_dense()")
+            raise self._error(f"must return a dense tensor, got {answer.layout}: call y.to_dense()")
         if answer.dtype.is_complex:
-            raise BoxError(f"the box {name} returned complex numbers; return real and imaginary parts as two outputs")
+            raise self._error("returned complex numbers; return real and imaginary parts as two outputs")
         shape, width = list(answer.shape), self.out_features
         if shape[:-1] != lead or shape[-1] == 0 or width not in (None, shape[-1]):
             what = "row" if self.time_features is None else "time step"
             expected = f"[{', '.join(map(str, lead))}, {width or 'out_features'}]"
             hint = " (add a dimension: y[..., None])" if shape == lead else ""
-            raise BoxError(
-                f"the box {name} must return one row of outputs per {what} of inputs, {expected}, got shape {shape}"
-                f"{hint}. Its output width must not change, and must equal out_features or what follows from "
-                "structure, where they were given"
+            raise self._error(
+                f"must return one row of outputs per {what} of inputs, {expected}, got shape {shape}{hint}. Its "
+                "output width must not change, and must equal out_features or what follows from structure, if given"
             )
         self.out_features = shape[-1]
         self.rounding = torch.finfo(answer.dtype).eps if answer.dtype.is_floating_point else 0.0
@@ -173,16 +169,14 @@ class RowFunction:
         try:
             tensors = [state_tensor(t) for t in tree_structure(self.state_form).flatten_up_to(state)]
         except (TypeError, ValueError, RuntimeError) as error:
-            raise BoxError(
-                f"the box {describe(self.fn)} must return a state of the form it was given, of tensors or arrays: "
-                f"{error}"
-            ) from error
-        if any(t.ndim == 0 or t.shape[0] != points.shape[0] for t in tensors):
-            raise BoxError(
-                f"the box {describe(self.fn)} must return a state with one entry per row first, "
-                f"[{points.shape[0]}, ...], got {[list(t.shape) for t in tensors]}"
-            )
+            raise self._error(f"must return a state of the form it was given, of tensors or arrays: {error}") from error
+        rows, shapes = len(points), [list(t.shape) for t in tensors]
+        if any(shape[:1] != [rows] for shape in shapes):
+            raise self._error(f"must return a state with one entry per row first, [{rows}, ...], got {shapes}")
         return tuple(t.detach().to(points.device) for t in tensors)
+
+    def _error(self, what: str) -> BoxError:
+        return BoxError(f"the box {self.name} {what}")
 
 
 def from_numpy(array: np.ndarray) -> Tensor:
@@ -191,6 +185,18 @@ def from_numpy(array: np.ndarray) -> Tensor:
     return torch.from_numpy(np.require(array, array.dtype if known else np.float64, ["C", "W"]))
 
 
-def describe(fn: Callable[..., Any]) -> str:
-    """A name for messages."""
-    return str(getattr(fn, "__name__", type(fn).__name__))
+def snapshot_owner(fn: object) -> object | None:
+    """The object that keeps a state behind fn, if there is one: with methods `snapshot` and `restore`."""
+    for candidate in (fn, getattr(fn, "__self__", None)):
+        if callable(getattr(candidate, "snapshot", None)) and callable(getattr(candidate, "restore", None)):
+            return candidate
+    return None
+
+
+def state_tensor(value: object) -> Tensor:
+    """A part of a state as a tensor, whatever kind of numbers it has."""
+    if isinstance(value, np.ndarray):
+        return torch.as_tensor(value.copy(), device="cpu")
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{type(value).__name__} is neither a tensor nor an array")
+    return value

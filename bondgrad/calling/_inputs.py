@@ -1,5 +1,12 @@
-"""Checks of the rows that a box is given: each error names the argument, what was expected, and what to do."""
+"""The rows that a box is given: checks of them, and the range that they are kept in.
 
+Each error names the argument, what was expected, and what to do.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,10 +26,9 @@ def check_input(x: Tensor, in_features: int | None, in_time: bool = False) -> No
         raise TypeError(f"x must be a torch tensor, got {type(x).__name__}")
     if not x.dtype.is_floating_point or x.layout != torch.strided:
         raise TypeError(f"x must be dense and floating point, got {x.dtype}, {x.layout}: call x.float(), x.to_dense()")
-    if x.ndim == 0 or (in_features is not None and x.shape[-1] != in_features):
-        raise ValueError(f"x must have shape [..., in_features={in_features or 'any'}], got {list(x.shape)}")
-    if in_time and x.ndim == 1:
-        raise ValueError(f"x must have shape [..., time, in_features={in_features}], got {list(x.shape)}")
+    if x.ndim < (2 if in_time else 1) or (in_features is not None and x.shape[-1] != in_features):
+        shape = f"[..., {'time, ' if in_time else ''}in_features={in_features or 'any'}]"
+        raise ValueError(f"x must have shape {shape}, got {list(x.shape)}")
     if x.numel() == 0:
         raise ValueError(f"x is an empty batch, shape {list(x.shape)}: skip it, or give it at least one row")
 
@@ -43,3 +49,48 @@ def context_rows(context: tuple[Tensor, ...], lead: torch.Size) -> tuple[Tensor,
             shape = f"[{', '.join([*map(str, lead), '...'])}]"
             raise ValueError(f"context {i} must have one entry per row of x, shape {shape}, got {list(c.shape)}")
     return tuple(c.detach().reshape(lead.numel(), *c.shape[len(lead) :]) for c in context)
+
+
+class Limits:
+    """The range that the box may be asked about, as tensors for whichever dtype and device x has.
+
+    Args:
+        limits: (low, high), each a number or one number per input.
+        in_features: Number of inputs.
+    """
+
+    def __init__(self, limits: tuple[Any, Any], in_features: int) -> None:
+        if not isinstance(limits, (Sequence, np.ndarray, Tensor)) or len(limits) != 2:
+            raise ValueError(f"limits must be a pair (low, high), got {limits!r}")
+        try:
+            low, high = (torch.as_tensor(limit, dtype=torch.float64, device="cpu") for limit in limits)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ValueError(f"limits must be numbers, got {limits!r}") from error
+        if any(limit.shape not in ((), (in_features,)) for limit in (low, high)):
+            raise ValueError(f"each of limits must be a number or {in_features} numbers, got {limits!r}")
+        if not bool((low < high).all()):
+            raise ValueError(f"limits must have low < high for every input, got {limits!r}")
+        self._exact = low.expand(in_features).clone(), high.expand(in_features).clone()
+        self._made: dict[tuple[torch.dtype, torch.device], tuple[Tensor, Tensor]] = {}
+
+    def numbers(self) -> tuple[list[float], list[float]]:
+        """Low and high of every input, as they were given."""
+        return self._exact[0].tolist(), self._exact[1].tolist()
+
+    def like(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Low and high, each like the rows of x [N, d], or [N, T·d]. Rounded inwards: no point may lie outside."""
+        key = (x.dtype, x.device)
+        if key not in self._made:
+            low, high = (limit.to(x.dtype) for limit in self._exact)
+            low = torch.where(low < self._exact[0], low.nextafter(high), low)
+            high = torch.where(high > self._exact[1], high.nextafter(low), high)
+            if not bool((low < high).all()):
+                raise ValueError(f"limits must be within what {x.dtype} can tell apart: use float64, or other units")
+            self._made[key] = low.to(x.device), high.to(x.device)
+        low, high = self._made[key]
+        times = x.shape[-1] // len(low)
+        return low.repeat(times), high.repeat(times)
+
+    def clamped(self, x: Tensor) -> Tensor:
+        """The rows x [B, d], kept inside."""
+        return x.clamp(*self.like(x))

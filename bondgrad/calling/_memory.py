@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from bondgrad.calling._function import RowFunction
-from bondgrad.calling._state_form import snapshot_owner, state_tensor
+from bondgrad.calling._function import RowFunction, snapshot_owner, state_tensor
 from bondgrad.errors import BoxError
 
 Leaves = tuple[Tensor, ...]  # of a state, [N, ...] each
@@ -58,13 +57,13 @@ class ExplicitState(nn.Module):
         return tuple(leaf.to(device).expand(rows if len(leaf) == 1 else -1, *leaf.shape[1:]) for leaf in self.initial)
 
     def advance(self, after: Leaves, training: bool) -> None:
-        """What the box remembers after a forward pass. In place where possible, since a captured graph may use it."""
+        """Keep what the box remembers after a forward pass: in place where possible, as captured graphs require."""
         if not _overwritten(self._now[training], after):
             self._now[training] = _copied(after)
         self.went_on(training)
 
     def went_on(self, training: bool) -> None:
-        """A stream is not at its beginning any more, of which the replay of a graph changes the tensors only."""
+        """Note that a stream has left its beginning. Replays of a graph call this, since they change tensors only."""
         self._fresh.discard(training)
 
     def reset(self, training: bool) -> None:
@@ -147,11 +146,9 @@ class InternalState(nn.Module):
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
         """Afterwards the box remembers what it did before, whatever was asked of it meanwhile."""
-        now = self._box[0].snapshot()
-        try:
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.restore, self._box[0].snapshot())
             yield
-        finally:
-            self.restore(now)
 
     def get_extra_state(self) -> dict[str, Any]:
         """For `state_dict`."""
@@ -200,12 +197,8 @@ class StateRecorder:
 
     def take(self, rows: int) -> Leaves:
         """What was remembered after the last calls, which had so many rows. Calls before may have been in vain."""
-        after: list[Leaves] = []
-        while rows > 0:
-            after.insert(0, self._after.pop())
-            rows -= after[0][0].shape[0]
-        self._after = []
-        return after[0] if len(after) == 1 else tuple(torch.cat(leaves) for leaves in zip(*after, strict=True))
+        after, self._after = self._after, []
+        return after[0] if len(after) == 1 else tuple(torch.cat(leaves)[-rows:] for leaves in zip(*after, strict=True))
 
 
 def _copied(leaves: Leaves | None) -> Leaves | None:
@@ -213,11 +206,10 @@ def _copied(leaves: Leaves | None) -> Leaves | None:
 
 
 def _overwritten(old: Leaves | None, new: Leaves) -> bool:
-    """Write one state into the memory of another, if both are of one kind; whether they are."""
+    """Write the new state into the memory of the old one, if both are of one kind. Returns whether they are."""
     if old is None or list(map(_kind, old)) != list(map(_kind, new)):
         return False
-    for before, after in zip(old, new, strict=True):
-        before.copy_(after)
+    torch._foreach_copy_(old, new)
     return True
 
 

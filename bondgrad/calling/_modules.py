@@ -33,8 +33,7 @@ class ModuleTensors:
     def check_parameters(self, before: list[Tensor | None]) -> None:
         """Refuse to go on with others than those of the forward pass: those that `functional_call` gave are gone."""
         try:
-            pairs = zip(before, self.parameters(), strict=True)
-            same = all(a is b or torch.equal(a, b) for a, b in pairs)  # type: ignore[arg-type]
+            same = all(a is b or torch.equal(a, b) for a, b in zip(before, self.parameters(), strict=True))  # type: ignore[arg-type]
         except (RuntimeError, TypeError, ValueError):  # of a transform that is over; gone; of a box with more or fewer
             same = False
         if not same:
@@ -62,12 +61,10 @@ def freeze(module: nn.Module) -> nn.Module:
 
 @contextlib.contextmanager
 def in_eval_mode(fn: object) -> Iterator[None]:
-    """Every module of it as in evaluation, for the time being; afterwards as each was."""
+    """Meanwhile every module of fn, if it is one, is in eval mode; afterwards each is as it was."""
     modules = [module for module in fn.modules() if module.training] if isinstance(fn, nn.Module) else []
-    for module in modules:
-        module.training = False
-    try:
-        yield
-    finally:
+    with contextlib.ExitStack() as stack:
         for module in modules:
-            module.training = True
+            stack.callback(setattr, module, "training", True)
+            module.training = False
+        yield

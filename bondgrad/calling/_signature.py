@@ -5,7 +5,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any, Literal
 
 import numpy as np
@@ -16,22 +16,17 @@ Interface = Literal["torch", "numpy"]
 
 def find_interfaces(fn: Callable[..., Any]) -> tuple[Interface, ...]:
     """Whether fn takes tensors or arrays, as far as that can be told without calling it: what to try, in order."""
-    if isinstance(fn, nn.Module):
-        return ("torch",)
-    if isinstance(fn, np.ufunc):
-        return ("numpy",)
     annotation = str(next((parameter.annotation for parameter in parameters(fn).values()), ""))
-    if "Tensor" in annotation:
+    if isinstance(fn, nn.Module) or "Tensor" in annotation:
         return ("torch",)
-    if any(kind in annotation for kind in ("ndarray", "NDArray", "ArrayLike")):
+    if isinstance(fn, np.ufunc) or any(kind in annotation for kind in ("ndarray", "NDArray", "ArrayLike")):
         return ("numpy",)
     while isinstance(fn, functools.partial):
         fn = fn.func
     fn = inspect.unwrap(fn)
     function = fn if inspect.isroutine(fn) else type(fn).__call__
     function = getattr(function, "__func__", function)  # of a bound method
-    code = getattr(function, "__code__", None)
-    values = referenced_values(function, code) if isinstance(code, CodeType) else ()
+    values = referenced_values(function) if inspect.isfunction(function) else ()
     libraries = {library_of(value) for value in values}
     # Code that names both takes tensors and converts.
     return ("numpy", "torch") if "numpy" in libraries and "torch" not in libraries else ("torch", "numpy")
@@ -55,12 +50,12 @@ def parameters(fn: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
         return {}
 
 
-def referenced_values(function: Any, code: CodeType) -> Iterator[object]:  # noqa: ANN401
-    """What the globals and closure variables that the code names are bound to."""
+def referenced_values(function: FunctionType) -> Iterator[object]:
+    """What the globals and closure variables that the code of the function names are bound to."""
     for cell in function.__closure__ or ():
         with contextlib.suppress(ValueError):  # of a variable not assigned yet
             yield cell.cell_contents
-    yield from (function.__globals__[name] for name in names(code) if name in function.__globals__)
+    yield from (function.__globals__[name] for name in names(function.__code__) if name in function.__globals__)
 
 
 def names(code: CodeType) -> Iterator[str]:

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bondgrad.calling._inputs import check_rows, context_rows
-from bondgrad.calling._limits import Limits
+from bondgrad.calling._inputs import Limits, check_rows, context_rows
 from bondgrad.checking._evidence import Evidence, compare
 from bondgrad.checking._report import Check, Verdict, problems
 from bondgrad.checking._sampler import GradientSampler

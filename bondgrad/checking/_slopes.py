@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bondgrad.calling._limits import Limits
+from bondgrad.calling._inputs import Limits
 from bondgrad.checking._sampler import GradientSampler
 from bondgrad.measuring._moves import one_input_moved
 from bondgrad.measuring._rounding import OutputRounding

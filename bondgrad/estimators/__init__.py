@@ -37,9 +37,8 @@ An estimator that needs other points is made of the same pieces:
 """
 
 from bondgrad.estimators._central import Central
-from bondgrad.estimators._columns import column_vjp
-from bondgrad.estimators._differences import chunks, input_difference, loss_change, output_difference, within_limits
-from bondgrad.estimators._estimator import Estimator, Evaluate, Site
+from bondgrad.estimators._differences import chunks, column_vjp, input_difference, loss_change, output_difference
+from bondgrad.estimators._estimator import Estimator, Evaluate, Site, within_limits
 from bondgrad.estimators._forward import Forward
 from bondgrad.estimators._simultaneous import Simultaneous
 

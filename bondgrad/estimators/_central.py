@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from bondgrad.estimators._columns import column_vjp
+from bondgrad.estimators._differences import column_vjp
 from bondgrad.estimators._estimator import Estimator, Evaluate, Site
 
 

@@ -32,6 +32,11 @@ class Site(NamedTuple):
     whole: bool = False  # whether every request must contain all rows of the batch, because the box has a memory
 
 
+def within_limits(points: Tensor, low: Tensor | None, high: Tensor | None) -> Tensor:
+    """The points, moved back inside the limits if there are any."""
+    return points if low is None else points.clamp(low, high)
+
+
 class Estimator(ABC):
     """Turns evaluations into g = ∂L/∂x, a vector-Jacobian product.
 

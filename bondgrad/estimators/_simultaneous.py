@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from bondgrad.errors import positive_int
-from bondgrad.estimators._differences import chunks, input_difference, loss_change, output_difference, within_limits
-from bondgrad.estimators._estimator import Estimator, Evaluate, Site
+from bondgrad.estimators._differences import chunks, input_difference, loss_change, output_difference
+from bondgrad.estimators._estimator import Estimator, Evaluate, Site, within_limits
 from bondgrad.structure._groups import Groups
 
 

@@ -23,7 +23,7 @@ from rich.text import Text
 from torch import Tensor
 
 from bondgrad.calling._function import from_numpy
-from bondgrad.calling._limits import Limits
+from bondgrad.calling._inputs import Limits
 from bondgrad.errors import BoxError, checked_seed
 from bondgrad.probing import Report, Session
 from bondgrad.probing._number_format import duration

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from bondgrad.calling._function import snapshot_owner
 from bondgrad.calling._modules import entries
-from bondgrad.calling._state_form import snapshot_owner
 
 
 @contextlib.contextmanager

@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bondgrad.calling._function import RowFunction
-from bondgrad.calling._limits import Limits
+from bondgrad.calling._function import RowFunction, snapshot_owner
+from bondgrad.calling._inputs import Limits
 from bondgrad.calling._signature import parameters
-from bondgrad.calling._state_form import snapshot_owner
 from bondgrad.evaluators import Driver, Evaluator, Local
 from bondgrad.measuring._fault_tolerant_caller import FaultTolerantCaller
 from bondgrad.measuring._moves import one_input_moved

@@ -61,8 +61,7 @@ class Bond(Policy):
                 raise ValueError(f"{name} must be one of {known}, got {value!r}")
         if not isinstance(betas, Sequence) or len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
             raise ValueError(f"betas must be two numbers in [0, 1), got {betas}")
-        self.bounds = bounds
-        self.reduce = reduce
+        self.bounds, self.reduce = bounds, reduce
         self.betas = (float(betas[0]), float(betas[1]))
         self.eta = positive_float("eta", eta)
         self.max_step = max_step if max_step in (None, math.inf) else positive_float("max_step", max_step)
@@ -156,8 +155,7 @@ class Bond(Policy):
 
     def summarize(self, state: State, seen: Observation) -> Tensor:
         """See `Policy.summarize`: [d] of gradients, or [2, d] with the squares of the steps."""
-        g = seen.g
-        total = torch.linalg.vector_norm(g, 1, dim=0) if self.reduce == "mean-abs" else g.sum(0)
+        total = torch.linalg.vector_norm(seen.g, 1, dim=0) if self.reduce == "mean-abs" else seen.g.sum(0)
         if self.bounds != "error-terms":
             return total
         return torch.stack((total, seen.steps.size.square().mean(0).sum(0)))
@@ -169,12 +167,11 @@ class Bond(Policy):
         square = reduced.square()
         decay, one = _constants(self.betas, reduced.shape[0], reduced.device)
         new = {"sums": torch.addcmul(torch.stack((reduced, square, one, one)).view(2, 2, -1), state["sums"], decay)}
-        if "last" in state:
-            new["last"] = torch.stack((reduced, (summary[1] / rows).sqrt().float()))
-        elif _all_positive_and_below(square, LARGEST_SQUARE):
+        if "last" not in state and _all_positive_and_below(square, LARGEST_SQUARE):
             return new
         valid = (square > 0) & (square < LARGEST_SQUARE)  # false for NaN
         if "last" in state:
+            new["last"] = torch.stack((reduced, (summary[1] / rows).sqrt().float()))
             valid &= torch.isfinite(new["last"][1])
         return {name: torch.where(valid, value, state[name]) for name, value in new.items()}
 

@@ -166,7 +166,7 @@ class Calibrated(MeasuringPolicy):
 
 
 def _shrinking(state: State, spread: Tensor, rows: int) -> Tensor:
-    """By what steps are to be multiplied, [d], where inputs vary much less than at the last trial; else 1."""
+    """The factors [d] that shorten the steps of inputs that vary much less than at the last trial; 1 for others."""
     allowed = SETTINGS.shrunk_spread if rows >= SETTINGS.spread_rows else math.inf
     return (allowed * spread / state["spread"]).clamp(max=1)
 
@@ -202,7 +202,7 @@ def _products(sums: TrialSums, variance: Tensor, differences: Differences) -> tu
 
 
 def _ratio(product: Tensor, square: Tensor, variance: Tensor) -> Tensor:
-    """Of D(h) to D(2h), [d], from their products; one where slopes are less than the noise of that variance."""
+    """The ratio [d] of D(h) to D(2h), from their products; drawn to one by noise of that variance."""
     product, square = product + SETTINGS.doubt * variance, square + SETTINGS.doubt * variance
     return torch.where(square > 0, product / square, 1).clamp(0.25, 4)
 

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from bondgrad.calling._function import RowFunction
-from bondgrad.calling._inputs import check_callable, check_rows, context_rows
-from bondgrad.calling._limits import Limits
+from bondgrad.calling._inputs import Limits, check_callable, check_rows, context_rows
 from bondgrad.errors import checked_seed, positive_float, positive_int
 from bondgrad.evaluators import Evaluator
 from bondgrad.measuring._no_trace import no_trace

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bondgrad.calling._limits import Limits
+from bondgrad.calling._inputs import Limits
 from bondgrad.errors import not_negative, positive_float
 from bondgrad.reservoirs._reservoir import Reservoir, part
 from bondgrad.torch_support._random import Generators

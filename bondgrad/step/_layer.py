@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from bondgrad.calling._function import RowFunction
-from bondgrad.calling._limits import Limits
+from bondgrad.calling._inputs import Limits
 from bondgrad.calling._memory import ExplicitState, InternalState, Memory
 from bondgrad.errors import BoxError
 from bondgrad.estimators import Estimator
@@ -26,8 +26,7 @@ from bondgrad.step._stats import Trace
 from bondgrad.step._trials import SETTINGS, half_width, trial_due, trial_share
 from bondgrad.structure import Structure
 from bondgrad.structure.discovery._tracker import StructureTracker
-from bondgrad.torch_support import _operators as operators
-from bondgrad.torch_support._bridge import attach
+from bondgrad.torch_support import _autograd as autograd
 from bondgrad.torch_support._checkpoint import Answers, in_backward, in_checkpoint
 from bondgrad.torch_support._device import is_capturing
 from bondgrad.torch_support._precision import arithmetic
@@ -59,7 +58,7 @@ class Layer(nn.Module):
         self.health, self.trace, self.answers = HealthMonitor(), Trace(), Answers()
         self.eval_start: State | None = None  # of a measuring policy, for gradients in eval mode
         self.hooks: OrderedDict[int, Callable[[Any, Step], None]] = OrderedDict()
-        self._number = operators.register(self)
+        self._number = autograd.register(self)
         self._recorded: list[HostChanges] | None = None  # while a CUDA graph is captured
         self._counted = (0, 0)  # calls and evaluations before that
 
@@ -76,7 +75,8 @@ class Layer(nn.Module):
         y, forward = self.evaluate_rows(x.detach(), context, autocast, graded)
         if not graded:
             return y
-        return attach(x, y, functools.partial(self.differentiate_rows, forward), context)
+        vjp = functools.partial(self.differentiate_rows, forward)
+        return autograd.Bridge.apply(x, y, vjp, *context)  # type: ignore[no-untyped-call, no-any-return]
 
     def evaluate_rows(
         self, x: Tensor, context: tuple[Tensor, ...], autocast: torch.dtype | None, graded: bool
@@ -92,14 +92,14 @@ class Layer(nn.Module):
             y, states = evaluate(call)
             part = ALONE
             if dist.is_available() and dist.is_initialized():
-                differences = self._estimator.differences
+                differences, learns = self._estimator.differences, learns and self.training
                 part = self.policy_state.joint_batch(self._policy, differences, self.limits, x, learns)
             return y, ForwardRecord(self.training, autocast, part, states, 0, parameters)
 
         if is_capturing(x.device) or not in_checkpoint():
-            return ask(graded and self.training and not in_backward())
+            return ask(graded and not in_backward())
         ordered = self.memory is not None
-        (y, forward), ticket = self.answers.answer((x, *context), ordered, graded, self.training, ask)
+        (y, forward), ticket = self.answers.answer((x, *context), ordered, graded, ask)
         return y.clone(), forward._replace(ticket=ticket, parameters=parameters)
 
     def parts(self) -> Parts:
@@ -127,9 +127,9 @@ class Layer(nn.Module):
 
     def differentiate_rows(self, forward: ForwardRecord, x: Tensor, y: Tensor, gy: Tensor, *context: Tensor) -> Tensor:
         """The gradient [B, d] at x [B, d], y [B, d_out] being the box there: for the bridges to autograd."""
-        if operators.transforming():  # of gradients, which the operator knows how to do
-            rest = (list(context), self._number, forward.autocast, forward.training, torch.empty(0, device=x.device))
-            return operators.differentiate(x, y.double(), gy, *rest)  # type: ignore[no-any-return]
+        if autograd.transforming():  # of gradients, which the operator knows how to do
+            rest = (self._number, forward.autocast, torch.empty(0, device=x.device), forward.training)
+            return autograd.differentiate([x, y.double(), gy, *context], *rest)  # type: ignore[no-any-return]
         if torch._C._functorch.is_legacy_batchedtensor(gy):
             raise BoxError("is_grads_batched=True does not pass through a BlackBox: use torch.func.vmap instead")
         if forward.parameters is not None:

@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from bondgrad.calling._limits import Limits
+from bondgrad.calling._inputs import Limits
 from bondgrad.calling._memory import InternalState
 from bondgrad.errors import BoxError
 from bondgrad.estimators import Evaluate, Site

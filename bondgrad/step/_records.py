@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from bondgrad.calling._function import RowFunction
-from bondgrad.calling._limits import Limits
+from bondgrad.calling._inputs import Limits
 from bondgrad.calling._memory import Memory
 from bondgrad.estimators import Estimator
 from bondgrad.evaluators import Driver

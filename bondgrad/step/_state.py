@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from bondgrad.calling._limits import Limits
+from bondgrad.calling._inputs import Limits
 from bondgrad.policies import Differences, Policy, State
 from bondgrad.torch_support._checkpoint import in_backward
 from bondgrad.torch_support._random import Generators
@@ -86,7 +86,8 @@ class PolicyState(nn.Module):
         """Let the policy learn at once what all processes saw in the last step."""
         if self.ranks.last is not None and self.names:
             state = dict(self.named_buffers())
-            self.write(self.ranks.exchange(self.ranks.last, policy, differences, state, None)[1])
+            no_rows = next(self.buffers()).new_empty(0, self.ranks.in_features)
+            self.write(self.ranks.exchange(self.ranks.last, policy, differences, state, no_rows)[1])
 
     def get_extra_state(self) -> dict[str, Any]:
         """The states of the random numbers and of the schedule of trials, for `state_dict`."""

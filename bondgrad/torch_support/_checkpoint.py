@@ -27,17 +27,16 @@ def in_checkpoint() -> bool:
     graded = torch.is_grad_enabled()
     frame: Any = sys._getframe(1)
     while frame is not None:
-        # Without gradients only the first run of the reentrant kind, whose name is that, is run again.
-        if frame.f_globals.get("__name__") == "torch.utils.checkpoint" and (
-            graded or frame.f_code.co_name == "forward"
-        ):
+        inside = frame.f_globals.get("__name__") == "torch.utils.checkpoint"
+        # Without gradients only the first run of the reentrant kind is run again. Its function is called `forward`.
+        if inside and (graded or frame.f_code.co_name == "forward"):
             return True
         frame = frame.f_back
     return False
 
 
 class Answer(NamedTuple):
-    """One forward pass through the box."""
+    """What one forward pass through the box gave, and for which rows and random numbers."""
 
     rows: tuple[Tensor, ...]  # x and the contexts
     value: Any  # what it gave
@@ -58,17 +57,14 @@ class Answers:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def answer(
-        self, rows: tuple[Tensor, ...], ordered: bool, graded: bool, training: bool, ask: Callable[[bool], T]
-    ) -> tuple[T, int]:
+    def answer(self, rows: tuple[Tensor, ...], ordered: bool, graded: bool, ask: Callable[[bool], T]) -> tuple[T, int]:
         """What a forward pass inside a checkpoint gives: the box's answer, or, when it runs again, the one kept.
 
         Args:
             rows: x and the contexts.
             ordered: Whether the box remembers, so that the order of its answers matters.
             graded: Whether this very run may be asked for a gradient.
-            training: The layer's mode.
-            ask: Asks the box; its argument says whether the layer is to learn from the step.
+            ask: Asks the box; its argument says whether a layer in training is to learn from the step.
 
         Returns:
             What `ask` gave, and a ticket for `forget`; 0: nothing was kept.
@@ -82,7 +78,7 @@ class Answers:
                 return value, ticket
             before = random_states(rows[0].device)
             # Gradients are off in the first run of the reentrant kind, too.
-            value = ask(training and (graded or not torch.is_grad_enabled()))
+            value = ask(graded or not torch.is_grad_enabled())
             after, ticket = random_states(rows[0].device), next(self._tickets)
             self._kept[ticket] = Answer(tuple(t.clone() for t in rows), value, before, after)
             if len(self._kept) > MOST_ANSWERS:
@@ -95,11 +91,7 @@ class Answers:
         Of several, the latest that found the random numbers as they are now: a box may draw from them. Of a box that
         remembers (`ordered`) which answer came when matters, and cannot be told: then it is refused.
         """
-        matching = [
-            ticket
-            for ticket, answer in self._kept.items()
-            if len(rows) == len(answer.rows) and all(map(_same, rows, answer.rows))
-        ]
+        matching = [ticket for ticket, answer in self._kept.items() if _same(rows, answer.rows)]
         if ordered and len(matching) > 1:
             for ticket in matching:
                 self.forget(ticket)
@@ -116,27 +108,28 @@ class Answers:
         return matching[-1] if matching else 0  # of a checkpoint that does not restore random numbers
 
     def clear(self) -> None:
-        """Nothing that was asked so far will be run again."""
+        """Remove all answers: no forward pass so far will be run again."""
         self._kept.clear()
 
     def forget(self, ticket: int) -> None:
-        """Its gradient was computed."""
+        """Remove an answer, since its gradient was computed, or never will be."""
         self._kept.pop(ticket, None)
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
-    if a.shape != b.shape or a.dtype != b.dtype or a.device != b.device:
+def _same(rows: tuple[Tensor, ...], others: tuple[Tensor, ...]) -> bool:
+    """Whether these are the same numbers, in tensors of the same kinds. NaN is the same as NaN."""
+    if [(t.shape, t.dtype, t.device) for t in rows] != [(t.shape, t.dtype, t.device) for t in others]:
         return False
-    return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())  # NaN is the same as NaN
+    return all(torch.allclose(a, b, rtol=0, atol=0, equal_nan=True) for a, b in zip(rows, others, strict=True))
 
 
 def random_states(device: torch.device) -> list[Tensor]:
-    """Torch's own random numbers, on the CPU and on this device."""
+    """The states of torch's own random numbers, on the CPU and on this device."""
     return [torch.get_rng_state()] + ([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])
 
 
 def set_random_states(device: torch.device, states: list[Tensor]) -> None:
-    """The counterpart of `random_states`."""
+    """Bring back what `random_states` returned."""
     torch.set_rng_state(states[0])
     if device.type == "cuda":
         torch.cuda.set_rng_state(states[1], device)

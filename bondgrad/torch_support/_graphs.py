@@ -64,9 +64,7 @@ class GraphedStep(Generic[T]):
 
     def __init__(self, step: Callable[..., T], *parts: Part) -> None:
         if not parts or not all(isinstance(part, Part) for part in parts):
-            raise TypeError(
-                "GraphedStep(step, *parts) needs the modules, optimizers, baselines and scalers that the step uses"
-            )
+            raise TypeError("parts: GraphedStep needs the modules, optimizers, baselines and scalers of the step")
         self.step = step
         self.modules = [module for part in parts if isinstance(part, nn.Module) for module in part.modules()]
         self.boxes = [module for module in self.modules if isinstance(module, BlackBox)]
@@ -105,12 +103,12 @@ class GraphedStep(Generic[T]):
         states = [list(state.values()) for optimizer in self.optimizers for state in optimizer.state.values()]
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
         settings = [value for group in groups for name, value in group.items() if name != "params"]
-        generators = [g for random in self.random_numbers() for g in random.generators("cuda")]
-        sizes = [value for part in self.baselines for value in vars(part).values() if isinstance(value, PLAIN)]
+        # Of baselines: the size of perturbations, and how many there are.
+        settings += [value for part in self.baselines for value in vars(part).values() if isinstance(value, PLAIN)]
         return [
             *[box.version for box in self.boxes],
-            *sizes,  # of perturbations
-            *generators,  # by identity: there are others after `load_state_dict`
+            # By identity: there are other generators after `load_state_dict`.
+            *[generator for random in self.random_numbers() for generator in random.generators("cuda")],
             *[module.training for module in self.modules],
             *[(_address(t), t.requires_grad) for t in tensors],
             *[_address(t) for values in states for t in tree_leaves(values) if isinstance(t, Tensor)],
@@ -118,7 +116,7 @@ class GraphedStep(Generic[T]):
         ]
 
     def random_numbers(self) -> list[Generators]:
-        """Of parts that draw some of their own, of which a graph must be told: boxes, noisy reservoirs, baselines."""
+        """The random numbers of boxes, noisy reservoirs and baselines, which draw their own: a graph must know them."""
         own = (getattr(part, "random", None) for part in (*self.modules, *self.baselines))
         return [random for random in own if isinstance(random, Generators)]
 
@@ -146,15 +144,14 @@ class GraphedStep(Generic[T]):
                 "learning rate, make it a tensor: Adam(..., lr=torch.tensor(1e-3), capturable=True).",
                 stacklevel=3,
             )
-        randoms = self.random_numbers()
-        states = [random.state() for random in randoms]
+        states = [(random, random.state()) for random in self.random_numbers()]
         assert self._stream is not None  # steps of the same kind ran on it before
         try:
             self._check_optimizers()
             self._captured[kind] = _Captured(self, args, self._stream)
         except Exception as error:  # whatever it was, it need not end the training
             self._impossible = True
-            for random, state in zip(randoms, states, strict=True):
+            for random, state in states:
                 random.load(state)  # new generators: the old ones were told of the capture
             warnings.warn(
                 f"this training step cannot be captured into a CUDA graph, so it runs as it is: {_reason(error)}",
@@ -201,31 +198,26 @@ class _Captured:
                 self.graph.register_generator_state(generator)
         for box in training.boxes:
             box.start_recording()
-        collected = gc.isenabled()
+        device, collected = args[0].device, gc.isenabled()
         gc.disable()  # were another graph, long forgotten, to be collected during a capture, that would fail
-        try:
-            self._capture(training.step, stream)
-        finally:
-            if collected:
-                gc.enable()
-            self.recordings = [(box, box.stop_recording()) for box in training.boxes]
-        parameters = [p for module in training.modules for p in module._parameters.values() if p is not None]
-        self.gradients = [(p, p.grad) for p in parameters if p.grad is not None]
-
-    def _capture(self, step: Callable[..., Any], stream: torch.cuda.Stream) -> None:
-        device = self.args[0].device
         try:
             # Other threads, such as those that load data, may go on with what they do.
             with torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"):
-                self.result = step(*self.args)
+                self.result = training.step(*self.args)
         except BaseException:
             # Torch's own random numbers would stay part of this capture until another one ends well.
             with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream, capture_error_mode="thread_local"):
                 torch.zeros(1, device=device)
             raise
+        finally:
+            if collected:
+                gc.enable()
+            self.recordings = [(box, box.stop_recording()) for box in training.boxes]
         # When a capture begins, torch sets the place where the graph finds the offset of its random numbers, on this
         # stream; each replay sets it anew, on the current one. Unordered, the first replay had numbers of another step.
         torch.cuda.current_stream(device).wait_stream(stream)
+        parameters = [p for module in training.modules for p in module._parameters.values() if p is not None]
+        self.gradients = [(p, p.grad) for p in parameters if p.grad is not None]
 
     def replay(self, args: tuple[Tensor, ...]) -> Any:  # noqa: ANN401
         """Run it on these arguments. What it returns is a copy, which the next replay leaves alone."""

@@ -34,7 +34,7 @@ def arithmetic(full: bool, device: torch.device, autocast: torch.dtype | None) -
 
 @contextlib.contextmanager
 def all_of(managers: Iterable[AbstractContextManager[Any]]) -> Iterator[None]:
-    """Inside all of them."""
+    """A context that enters all of these."""
     with contextlib.ExitStack() as stack:
         for manager in managers:
             stack.enter_context(manager)

@@ -37,7 +37,7 @@ class Generators:
         return generator
 
     def join(self, device: torch.device, fork: torch.Generator) -> None:
-        """Go on from where a copy has got to."""
+        """Continue a device's random numbers after those that were drawn from a copy made by `fork`."""
         known = self._by_device.get(device)
         if known is None or device.type == "cpu":
             self._by_device[device] = fork
@@ -45,7 +45,7 @@ class Generators:
             known.set_state(fork.get_state())
 
     def generators(self, kind: str) -> tuple[torch.Generator, ...]:
-        """Those that there are by now on devices of this kind."""
+        """The generators that were made so far on devices of this kind."""
         return tuple(generator for device, generator in self._by_device.items() if device.type == kind)
 
     def state(self) -> dict[str, Any]:
@@ -56,5 +56,4 @@ class Generators:
     def load(self, state: dict[str, Any]) -> None:
         """The counterpart of `state`."""
         self.seed = state["seed"]
-        self._loaded = dict(state["devices"])
-        self._by_device = {}
+        self._loaded, self._by_device = dict(state["devices"]), {}

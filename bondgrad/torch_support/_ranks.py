@@ -1,6 +1,5 @@
 """Several processes that train one model: what the policy learns is what one process on the joint batch would learn."""
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -25,14 +24,6 @@ class JointBatch(NamedTuple):
 ALONE = JointBatch()
 
 
-@dataclass
-class Pending:
-    """A forward pass in which the processes took part, and what the gradient said here, once it was computed."""
-
-    rows: int  # of all processes
-    summary: Tensor | None = None
-
-
 class Ranks:
     """Exchanges sums over rows with the other processes.
 
@@ -49,7 +40,9 @@ class Ranks:
         self.group, self.in_features = group, in_features
         self.last: dist.ProcessGroup | None = None  # exchanged with
         self._passes = 0
-        self._pending: dict[int, Pending] = {}  # by the number of the forward pass
+        # By the number of the forward pass: how many rows all processes had in it, and what its gradient said here.
+        self._pending: dict[int, int] = {}
+        self._summaries: dict[int, Tensor] = {}
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> "Ranks":
         return Ranks(self.group, self.in_features)  # a group cannot be copied, nor need it be
@@ -68,57 +61,49 @@ class Ranks:
     def remember(self, part: JointBatch, summary: Tensor) -> None:
         """Keep what a gradient said here until the next `exchange`. Of several to one forward pass, the last counts."""
         if part.number in self._pending:
-            self._pending[part.number].summary = summary
+            self._summaries[part.number] = summary
 
     def unlearnt(self) -> JointBatch:
-        """For a forward pass that the other processes know nothing of: nothing is learnt from it."""
+        """The place of a forward pass that the other processes do not know of: nothing is learnt from it."""
         return ALONE if self.last is None else JointBatch(dist.get_world_size(self.last), number=-1)
 
     def forget(self) -> None:
-        """What was computed so far is not to be learnt: another state was loaded."""
-        for pending in self._pending.values():
-            pending.summary = None
+        """Drop what gradients said so far: another state was loaded, which is not to learn from them."""
+        self._summaries.clear()
 
     def exchange(
-        self, group: "dist.ProcessGroup", policy: Policy, differences: Differences, state: State, x: Tensor | None
+        self, group: "dist.ProcessGroup", policy: Policy, differences: Differences, state: State, x: Tensor
     ) -> tuple[JointBatch, State]:
         """Where the rows x [B, d] stand in the joint batch, and the state after what all processes have computed.
 
         All of them call this at the same points of their programs. It belongs into the forward pass: in the backward
-        pass it would get between the wrapper's own reductions.
+        pass it would get between the wrapper's own reductions. Outside of both, all have no rows, and stand alone.
         """
         self.last = group
         ranks, rank = dist.get_world_size(group), dist.get_rank(group)
-        device = next(iter(state.values())).device if x is None else x.device
-        sizes = torch.zeros(ranks, dtype=torch.float64, device=device)
-        measured = sizes.new_empty(0)
-        if x is not None:
-            sizes[rank] = x.shape[0]
-            measured = policy.measure(x)
-        blank = _blank_summary(policy, differences, state, self.in_features, device)
-        computed = [pending.summary for pending in self._pending.values()]
-        known = sizes.new_tensor([summary is not None for summary in computed])
-        parts = [sizes, measured, known, *(blank if summary is None else summary for summary in computed)]
-        joint = torch.cat([part.flatten().to(device, torch.float64) for part in parts])
+        sizes = torch.zeros(ranks, dtype=torch.float64, device=x.device)
+        sizes[rank] = x.shape[0]
+        # In the place of a summary that this process does not have: one of no rows.
+        no_rows, ones = x[:0], x.new_ones(self.in_features)
+        no_steps = Steps(no_rows[None], no_rows[None], ones, ones)
+        blank = policy.summarize(state, Observation(no_rows, no_rows, no_steps, differences))
+        known = sizes.new_tensor([number in self._summaries for number in self._pending])
+        summaries = [self._summaries.get(number, blank) for number in self._pending]
+        parts = [sizes, policy.measure(x), known, *summaries]
+        joint = torch.cat([part.flatten().to(x.device, torch.float64) for part in parts])
         dist.all_reduce(joint, group=group)
         joint_sizes, sums, joint_known, *joint_summaries = joint.split([part.numel() for part in parts])  # type: ignore[no-untyped-call]
         passes = zip(list(self._pending.items()), joint_known.tolist(), joint_summaries, strict=True)
-        for (number, pending), count, summary in passes:
-            if count == ranks and pending.summary is not None:
-                learnt = summary.view_as(pending.summary).to(pending.summary.dtype)
-                state = policy.observe(state, learnt, pending.rows, differences)
+        for (number, rows), count, summary in passes:
+            mine = self._summaries.get(number)
+            if count == ranks and mine is not None:
+                state = policy.observe(state, summary.view_as(mine).to(mine.dtype), rows, differences)
             if count > 0 or number <= self._passes - OLDEST_PASS:  # of others the backward pass may be yet to come
                 del self._pending[number]
-        if x is None:
-            return ALONE, state
+                self._summaries.pop(number, None)
         counts = [int(n) for n in joint_sizes.tolist()]
+        if sum(counts) == 0:
+            return ALONE, state
         self._passes += 1
-        self._pending[self._passes] = Pending(sum(counts))
+        self._pending[self._passes] = sum(counts)
         return JointBatch(ranks, sum(counts), sum(counts[:rank]), sums.to(x.dtype), self._passes), state
-
-
-def _blank_summary(policy: Policy, differences: Differences, state: State, d: int, device: torch.device) -> Tensor:
-    """In the place of a summary that this process does not have: of no rows."""
-    nothing, ones = torch.zeros(1, 0, d, device=device), torch.ones(d, device=device)
-    steps = Steps(nothing, nothing, ones, ones)
-    return policy.summarize(state, Observation(nothing[0], nothing[0], steps, differences))

@@ -142,20 +142,20 @@ class Fails(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("fn", "settings", "what", "hint"),
+    ("fn", "settings", "shape", "hint"),
     [
-        (Fails(), {}, "4 rows of 3 inputs", ""),
-        (fails, {}, "4 rows of 3 inputs", f" {ANNOTATE}"),
-        (fails, {"time_features": 1}, "4 sequences of 3 x 1 inputs", f" {ANNOTATE}"),
-        (fails, {"form": 0}, "4 rows of 3 inputs", f" {ANNOTATE} It is called as fn(x, state, *context)."),
+        (Fails(), {}, "[4, 3]", ""),
+        (fails, {}, "[4, 3]", f" {ANNOTATE}"),
+        (fails, {"time_features": 1}, "[4, 3, 1]", f" {ANNOTATE}"),
+        (fails, {"form": 0}, "[4, 3]", f" {ANNOTATE} It is called as fn(x, state, *context)."),
     ],
 )
-def test_an_error_says_what_the_function_was_given(fn, settings, what, hint):
+def test_an_error_says_what_the_function_was_given(fn, settings, shape, hint):
     name = "Fails" if isinstance(fn, Fails) else "fails"
     expected = (
-        f"the box {name} raised OSError on {what}, torch.float32: no power. Call it yourself on an array of that "
+        f"the box {name} raised OSError on rows of shape {shape}, torch.float32: no power. Call it yourself on an "
     )
-    with pytest.raises(BoxError, match=f"^{re.escape(expected + 'shape to see why.' + hint)}$"):
+    with pytest.raises(BoxError, match=f"^{re.escape(expected + 'array of that shape to see why.' + hint)}$"):
         RowFunction(fn, None, **settings)(X, *([X] if "form" in settings else []))
 
 

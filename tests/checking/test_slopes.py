@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from bondgrad.calling._limits import Limits
+from bondgrad.calling._inputs import Limits
 from bondgrad.checking._sampler import GradientSampler
 from bondgrad.checking._slopes import LossSlopes
 

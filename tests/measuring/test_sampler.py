@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bondgrad.calling._function import RowFunction
-from bondgrad.calling._limits import Limits
+from bondgrad.calling._inputs import Limits
 from bondgrad.measuring._sampler import BudgetExceeded, Sampler
 
 

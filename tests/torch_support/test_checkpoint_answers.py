@@ -30,8 +30,8 @@ def in_a_backward_pass(work):
     return results[0]
 
 
-def ask(answers, box, *rows, ordered=False, graded=True, training=True):
-    return answers.answer(rows, ordered, graded, training, box)
+def ask(answers, box, *rows, ordered=False, graded=True):
+    return answers.answer(rows, ordered, graded, box)
 
 
 ROWS = torch.tensor([[1.0, math.nan]])
@@ -117,15 +117,14 @@ def test_a_box_that_remembers_is_not_guessed_about():
 
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("graded", [True, False])
-@pytest.mark.parametrize("training", [True, False])
-def test_what_a_layer_learns_from(reentrant, graded, training):
-    """A first run in training that is graded, or that of the reentrant kind, which is run without gradients."""
+def test_what_a_layer_learns_from(reentrant, graded):
+    """A first run that is graded, or that of the reentrant kind, which is run without gradients."""
     answers, box = Answers(), Box()
     with torch.set_grad_enabled(not reentrant):
-        ask(answers, box, ROWS, graded=graded, training=training)
-    assert box.told == [training and (graded or reentrant)]
+        ask(answers, box, ROWS, graded=graded)
+    assert box.told == [graded or reentrant]
     answers.clear()
-    in_a_backward_pass(lambda: ask(answers, box, ROWS, graded=graded, training=training))
+    in_a_backward_pass(lambda: ask(answers, box, ROWS, graded=graded))
     assert box.told[1] is False  # run again, it was learnt from before
 
 

@@ -128,8 +128,8 @@ def test_the_operators_hold_to_torchs_rules():
     box = BlackBox(torch.sin, 3, 3)
     x, gy = torch.randn(4, 3), torch.randn(4, 3)
     checks = ("test_schema", "test_faketensor")  # gradients are attached around the operators
-    torch.library.opcheck(torch.ops.bondgrad.evaluate, (x, [], box._number, None, torch.empty(0)), test_utils=checks)
-    arguments = (x, box(x).double(), gy, [], box._number, None, False, torch.empty(0))
+    torch.library.opcheck(torch.ops.bondgrad.evaluate, ([x], box._number, None, torch.empty(0)), test_utils=checks)
+    arguments = ([x, box(x).double(), gy], box._number, None, torch.empty(0), False)
     torch.library.opcheck(torch.ops.bondgrad.differentiate, arguments, test_utils=checks)
 
 

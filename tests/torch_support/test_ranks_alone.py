@@ -6,8 +6,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.checkpoint import checkpoint
 
-from bondgrad import Central
+from bondgrad import BlackBox, Central
 from bondgrad.policies import Bond
 from bondgrad.torch_support._ranks import ALONE, JointBatch, Ranks
 
@@ -23,7 +24,7 @@ def group(request):
 
 
 def exchange(ranks, group, state, rows):
-    return ranks.exchange(group, Bond(), DIFFERENCES, state, None if rows is None else torch.ones(rows, 2))
+    return ranks.exchange(group, Bond(), DIFFERENCES, state, torch.ones(rows, 2))
 
 
 def test_a_process_alone():
@@ -42,7 +43,7 @@ def test_a_gradient_is_learnt_when_all_have_it(group):
     assert ranks.unlearnt() == JointBatch(size, number=-1)
     ranks.remember(part, torch.ones(2))
     ranks.remember(ranks.unlearnt(), torch.full((2,), 9.0))  # of no forward pass that they know
-    part, after = exchange(ranks, group, state, None)
+    part, after = exchange(ranks, group, state, 0)
     assert part is ALONE
     expected = Bond().observe(state, torch.ones(2), 3, DIFFERENCES)
     if size == 1:
@@ -50,7 +51,7 @@ def test_a_gradient_is_learnt_when_all_have_it(group):
         assert all(torch.equal(after[name], expected[name]) for name in expected)
     else:  # the other has none, and will not have it when this is forgotten
         assert after is state
-    assert exchange(ranks, group, state, None)[1] is state  # learnt, or dropped, once
+    assert exchange(ranks, group, state, 0)[1] is state  # learnt, or dropped, once
 
 
 def test_forward_passes_are_counted_and_the_last_gradient_of_each_counts(group):
@@ -60,7 +61,7 @@ def test_forward_passes_are_counted_and_the_last_gradient_of_each_counts(group):
     assert [part.rows for part in parts] == [3, 5]
     ranks.remember(parts[1], torch.zeros(2))
     ranks.remember(parts[1], torch.ones(2))
-    after = exchange(ranks, group, state, None)[1]
+    after = exchange(ranks, group, state, 0)[1]
     expected = Bond().observe(state, torch.ones(2), 5, DIFFERENCES)
     assert all(torch.equal(after[name], expected[name]) for name in expected) == (dist.get_world_size(group) == 1)
 
@@ -70,7 +71,7 @@ def test_what_was_computed_before_a_state_was_loaded_is_forgotten(group):
     part, _ = exchange(ranks, group, state, 3)
     ranks.remember(part, torch.ones(2))
     ranks.forget()
-    assert exchange(ranks, group, state, None)[1] is state
+    assert exchange(ranks, group, state, 0)[1] is state
 
 
 @pytest.mark.parametrize("group", [1], indirect=True)
@@ -81,7 +82,7 @@ def test_a_gradient_is_not_waited_for_forever(group, passes, learnt):
     for _ in range(passes):
         exchange(ranks, group, state, 3)
     ranks.remember(first, torch.ones(2))
-    assert (exchange(ranks, group, state, None)[1] is not state) == learnt
+    assert (exchange(ranks, group, state, 0)[1] is not state) == learnt
 
 
 def test_processes_are_those_given_and_more_than_one(group):
@@ -97,3 +98,17 @@ def test_copies_have_the_group_and_pickles_have_not(group):
     copied = ranks.__deepcopy__({})
     assert copied.group is group
     assert copied.last is None
+
+
+@pytest.mark.parametrize("group", [2], indirect=True)
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("reentrant", [None, True, False])
+def test_a_layer_exchanges_in_training_only(group, training, reentrant):
+    """Inside a checkpoint of either kind, as outside of them."""
+    box = BlackBox(torch.sin, 2, policy="bond", process_group=group).train(training)
+    x = torch.ones(3, 2, requires_grad=True)
+    if reentrant is None:
+        box(x)
+    else:
+        checkpoint(box, x, use_reentrant=reentrant)
+    assert (box.policy_state.ranks.last is group) == training

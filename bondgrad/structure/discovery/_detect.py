@@ -9,11 +9,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from bondgrad.calling._function import RowFunction
-from bondgrad.calling._inputs import check_callable, check_rows, context_rows
-from bondgrad.calling._limits import Limits
+from bondgrad.calling._function import RowFunction, snapshot_owner
+from bondgrad.calling._inputs import Limits, check_callable, check_rows, context_rows
 from bondgrad.calling._modules import in_eval_mode
-from bondgrad.calling._state_form import snapshot_owner
 from bondgrad.evaluators import Driver, Evaluator, Local
 from bondgrad.measuring._statistics import normal_quantile
 from bondgrad.structure._groups import colour, lower_bound
@@ -102,7 +100,7 @@ def detect(
 
     def search() -> Dependencies:
         # The box gets copies, since it may write into what it is given, and may answer every call in the same memory.
-        y = driver.ask(Request(function, rows.clone(), tuple(c.clone() for c in contexts), purpose="base")).clone()
+        y = driver.ask(function, rows.clone(), tuple(c.clone() for c in contexts)).clone()
         row_bytes = rows[0].nbytes + y[0].nbytes + sum(c[0].nbytes for c in contexts)
         max_points = driver.portion(row_bytes, sys.maxsize, rows.device)
         eps = torch.finfo(rows.dtype).eps

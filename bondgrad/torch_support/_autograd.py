@@ -1,0 +1,243 @@
+"""The layer in autograd's graph: by `Bridge` in plain eager code, and else by two opaque operators.
+
+A compiler (`torch.compile`) cannot look into the box, and need not: it sees an operator with a gradient, and compiles
+what is around it. To the transforms of `torch.func` the box is the same operator. Operators take tensors and numbers
+only, so the layer travels as a number. In eager code the bridge does the same with less overhead.
+"""
+
+import functools
+import itertools
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from bondgrad.errors import BoxError
+from bondgrad.step._records import ForwardRecord
+
+if TYPE_CHECKING:
+    from bondgrad.step._layer import Layer
+
+
+def refuse_forward_mode(*_: Any) -> Any:  # noqa: ANN401
+    """Raise an error that says what to do instead."""
+    raise BoxError(
+        "forward-mode derivatives (torch.func.jvp, jacfwd, hessian) do not pass through a BlackBox: use vjp, jacrev or "
+        "backward() instead"
+    )
+
+
+class Bridge(torch.autograd.Function):
+    """A copy of y, in the dtype of x, whose gradient flows to x as vjp(x, y, gy, *context) says."""
+
+    jvp = staticmethod(refuse_forward_mode)  # type: ignore[assignment]
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor, vjp: Callable[..., Tensor], *context: Tensor) -> Tensor:  # noqa: ANN401
+        """Copy y, and keep what the gradient needs.
+
+        Args:
+            ctx: Autograd's.
+            x: [B, d] in the graph.
+            y: [B, d_out] the box there, computed outside autograd.
+            vjp: Called in the backward pass. Returns g [B, d].
+            context: Kept for it. Writing into one before the backward pass is an error, as usual.
+        """
+        ctx.save_for_backward(x, y, *context)
+        ctx.vjp = vjp
+        return y.to(x.dtype, copy=True)
+
+    @staticmethod
+    def backward(ctx: Any, gy: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        """From gy [B, d_out] to g [B, d]."""
+        x, y, *context = ctx.saved_tensors
+        if torch.is_grad_enabled():  # create_graph=True
+            g = Once.apply(ctx.vjp(x.detach(), y, gy.detach(), *context), x, gy)  # type: ignore[no-untyped-call]
+        else:
+            g = ctx.vjp(x, y, gy, *context)
+        return g, None, None, *(None for _ in context)
+
+
+def check_tangent(x: Tensor) -> None:
+    """Refuse an x with a tangent, which would otherwise be lost without notice where no gradient is wanted."""
+    if forward_ad._current_level < 0:
+        return
+    # A compiler sees no tangents, but would lose them.
+    if torch.compiler.is_compiling() or forward_ad.unpack_dual(x).tangent is not None:  # type: ignore[no-untyped-call]
+        refuse_forward_mode()
+
+
+class Once(torch.autograd.Function):
+    """Stands where a second derivative would have to pass, and refuses it."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(g: Tensor, *_: Tensor) -> Tensor:
+        """A copy of g, which depends on the other arguments in a way that is not known."""
+        return g.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ANN401
+        """Nothing to keep."""
+
+    @staticmethod
+    def backward(_ctx: Any, *_: Tensor) -> Any:  # noqa: ANN401
+        """Raise an error that says what to do instead."""
+        raise BoxError(
+            "second derivatives through a BlackBox are not estimated: leave out create_graph=True, or keep the terms "
+            "that need them away from the box"
+        )
+
+
+_layers: "weakref.WeakValueDictionary[int, Layer]" = weakref.WeakValueDictionary()
+_numbers = itertools.count()
+
+
+def register(layer: "Layer") -> int:
+    """A number for the layer, while it lives."""
+    number = next(_numbers)
+    _layers[number] = layer
+    return number
+
+
+def lookup(number: int) -> "Layer":
+    """The layer of that number."""
+    layer = _layers.get(number)
+    if layer is None:
+        raise BoxError("the BlackBox that this graph calls is gone: keep the model as long as what was made of it")
+    return layer
+
+
+def transforming() -> bool:
+    """Whether a transform of `torch.func` is at work."""
+    return torch._C._are_functorch_transforms_active()
+
+
+def needs_operators() -> bool:
+    """Whether a compiler or a transform is at work, for which the layer has to be an operator."""
+    return torch.compiler.is_compiling() or transforming()
+
+
+# CUDA graphs that a compiler makes must leave the box alone: it may be anything.
+TAGS = (torch.Tag.cudagraph_unsafe, torch.Tag.nondeterministic_seeded)
+
+
+# The operators take rows, [B, ...] each; the number of the layer; autocast's dtype, if it is to reach the box; and a
+# ticket, which is an empty tensor of its own for every call: to a compiler two calls with the same arguments would be
+# one, but the box may answer differently each time.
+
+
+@torch.library.custom_op("bondgrad::evaluate", mutates_args=(), tags=TAGS)
+def evaluate(rows: list[Tensor], layer: int, autocast: torch.dtype | None, _ticket: Tensor) -> Tensor:
+    """The box at x [B, d], in the dtype that has all digits of its answer, whatever that is in.
+
+    The rows are x and the contexts.
+    """
+    x, *context = rows
+    return lookup(layer).evaluate_rows(x.detach(), tuple(context), autocast, graded=False)[0].double()
+
+
+@torch.library.custom_op("bondgrad::differentiate", mutates_args=(), tags=TAGS)
+def differentiate(rows: list[Tensor], layer: int, autocast: torch.dtype | None, _ticket: Tensor, train: bool) -> Tensor:
+    """The gradient [B, d] at x [B, d].
+
+    The rows are x, what `evaluate` gave there, the loss's gradient gy [B, d_out], and the contexts.
+    """
+    x, y, gy, *context = rows
+    box = lookup(layer)
+    dtype = torch.promote_types(x.dtype, box.function.dtype)  # that of the answer
+    return box.differentiate_rows(ForwardRecord(train, autocast), x, y.to(dtype), gy, *context).contiguous()
+
+
+@evaluate.register_fake
+def _(rows: list[Tensor], layer: int, *_: object) -> Tensor:
+    if torch.compiler.is_exporting():
+        raise BoxError("a model with a BlackBox cannot be exported: what it calls lives in this process")
+    box, x = lookup(layer), rows[0]
+    assert box.out_features is not None  # a layer of unknown width is not compiled
+    return x.new_empty(len(x), x.shape[1] // box.in_features * box.out_features, dtype=torch.float64)
+
+
+@differentiate.register_fake
+def _(rows: list[Tensor], *_: object) -> Tensor:
+    return rows[0].new_empty(rows[0].shape)
+
+
+def map_rows(operator: Any, info: Any, dims: tuple[Any, ...], rows: list[Tensor], *rest: Any) -> Any:  # noqa: ANN401
+    """How `torch.func.vmap` maps an operator over a dimension of its rows: those of all entries become one batch."""
+    size, given = info.batch_size, zip(rows, dims[0], strict=True)
+    mapped = [t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0) for t, dim in given]
+    return operator([t.flatten(0, 1) for t in mapped], *rest).unflatten(0, (size, -1)), 0
+
+
+evaluate.register_vmap(functools.partial(map_rows, evaluate))
+differentiate.register_vmap(functools.partial(map_rows, differentiate))
+
+
+class Opaque(torch.autograd.Function):
+    """The two operators as a function and its gradient."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        x: Tensor, layer: int, autocast: torch.dtype | None, _train: bool, ticket: Tensor, *context: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The box in the dtype of x; and as it answered, for the gradient."""
+        y = evaluate([x, *context], layer, autocast, ticket)
+        return y.to(x.dtype, copy=True), y
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:  # noqa: ANN401
+        """Keep what the gradient needs."""
+        x, ctx.layer, ctx.autocast, ctx.train, ticket, *context = inputs
+        ctx.save_for_backward(x, output[1], ticket, *context)
+        ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, gy: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        """See `differentiate`."""
+        x, y, ticket, *context = ctx.saved_tensors
+        g = differentiate([x.detach(), y, gy.detach(), *context], ctx.layer, ctx.autocast, ticket, ctx.train)
+        if not torch.compiler.is_compiling():  # compiled code refuses second derivatives itself
+            g = Once.apply(g, x, gy)  # type: ignore[no-untyped-call]
+        return g, None, None, None, None, *(None for _ in context)
+
+
+class Transformed(Opaque):
+    """For the transforms. A compiler takes no function with a `jvp`, nor one that keeps Python objects."""
+
+    jvp = staticmethod(refuse_forward_mode)  # type: ignore[assignment]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:  # noqa: ANN401
+        """Also the layer, lest it be gone, and the parameters it has now."""
+        Opaque.setup_context(ctx, inputs, output)
+        ctx.box = lookup(inputs[1])
+        ctx.parameters = ctx.box.function.tensors.parameters()
+
+    @staticmethod
+    def backward(ctx: Any, gy: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        """See `Opaque.backward`."""
+        ctx.box.function.tensors.check_parameters(ctx.parameters)
+        return Opaque.backward(ctx, gy, _)
+
+
+def attach(x: Tensor, layer: int, autocast: torch.dtype | None, train: bool, context: tuple[Tensor, ...]) -> Tensor:
+    """The box at x [B, d], as an operator with a gradient: for compilers and transforms."""
+    ticket = torch.empty(0, device=x.device)
+    if not torch.compiler.is_compiling():
+        parameters = lookup(layer).function.tensors.parameters()
+        if any(t is not None and torch._C._functorch.is_batchedtensor(t) for t in parameters):
+            raise BoxError("the parameters of a box cannot be mapped over: leave them out of the vmap")
+        return Transformed.apply(x, layer, autocast, train, ticket, *context)[0]  # type: ignore[no-untyped-call, no-any-return]
+    if transforming():
+        raise BoxError("a transform of torch.func over a BlackBox cannot be compiled: transform the compiled model")
+    if x.requires_grad and torch.is_grad_enabled():
+        return Opaque.apply(x, layer, autocast, train, ticket, *context)[0]  # type: ignore[no-untyped-call, no-any-return]
+    # Here the compiler could not follow `Opaque`.
+    return evaluate([x, *context], layer, autocast, ticket).to(x.dtype)  # type: ignore[no-any-return]
