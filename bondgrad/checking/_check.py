@@ -127,10 +127,10 @@ class GradientCheck:
         function shows no kinks and one factor explains the error: kinks have another effect at every row.
         """
         at_kink = torch.zeros_like(self.samples.step, dtype=torch.bool)
-        shortened = torch.zeros_like(at_kink[0])  # [d] inputs that seemed wrong, and have shorter steps since
+        to_confirm = torch.zeros_like(self.samples.step[0])  # [d] errors that have to be seen again with shorter steps
         for look in range(1, LOOKS + 1):
             evidence = compare(self.gradients, self.samples, at_kink, self.tolerance)
-            wrong, at_kink = evidence.wrong, evidence.entries.at_kink
+            wrong, at_kink, shortened = evidence.wrong, evidence.entries.at_kink, to_confirm > 0
             has_kinks = int(at_kink.sum()) > max(1, SETTINGS.kinks_part * at_kink.numel())
             confirmed = torch.cat((shortened | evidence.missing, shortened.all(0, keepdim=True)))
             if bool((wrong & (confirmed | (evidence.uniform & (not has_kinks)))).any()):
@@ -139,7 +139,10 @@ class GradientCheck:
             evidence = evidence._replace(wrong=torch.zeros_like(wrong), enough=evidence.enough & ~suspect)
             if bool(evidence.enough.all()) or look == LOOKS or not self.more(evidence.bending | suspect):
                 break
-            shortened |= suspect
+            # An error that shorter steps would have shown, and have not, was due to the longer ones.
+            to_confirm = torch.where(evidence.visible < to_confirm, 0, to_confirm)
+            together = (evidence.factor[-1] - 1).abs().nan_to_num(0)  # of all inputs, where no single one is off
+            to_confirm = torch.where(suspect, torch.maximum(evidence.error, together), to_confirm)
         return evidence
 
     def more(self, shorter: Tensor) -> bool:

@@ -212,3 +212,13 @@ def test_kinks_and_noise_together_are_no_reason_to_accuse(seed):
 
     assert answer(1).verdict != "wrong"
     assert answer(-1).problems == ("input 0: wrong sign",)
+
+
+def test_an_error_that_shorter_steps_do_not_show_is_forgotten():
+    """Otherwise, noise and the kinks that are left accuse the input later on: three of these networks."""
+    for seed in range(25, 40):
+        torch.manual_seed(seed)
+        network = nn.Sequential(nn.Linear(5, 24), nn.ReLU(), nn.Linear(24, 3)).requires_grad_(False).double()
+        x = rows(5, seed=seed)
+        box = noisy(network, 1e-3 * float(network(x).std()), seed)
+        assert check(box, x, seed=seed, budget=30_000).verdict != "wrong"
