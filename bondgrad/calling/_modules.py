@@ -19,12 +19,14 @@ class ModuleTensors:
     def __init__(self, fn: Callable[..., Any]) -> None:
         modules = list(fn.modules()) if isinstance(fn, nn.Module) else []
         self._parameters = entries([m._parameters for m in modules])
-        self._buffers = entries([m._buffers for m in modules])
+        self._tensors = self._parameters + entries([m._buffers for m in modules])
 
     def device(self) -> torch.device | None:
         """Where the module works; None: it has no tensors."""
-        current = (tensors.get(name) for tensors, name in (*self._parameters, *self._buffers))
-        return next((t.device for t in current if t is not None), None)
+        for tensors, name in self._tensors:
+            if (current := tensors.get(name)) is not None:
+                return current.device  # type: ignore[no-any-return]
+        return None
 
     def parameters(self) -> list[Tensor | None]:
         """Those that the module works with at this moment."""

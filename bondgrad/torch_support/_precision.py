@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 KINDS = ("cpu", "cuda")
-IEEE = ("ieee", "none")  # settings under which float32 is float32; "none" says nothing, and that is the default
+IEEE = {"ieee", "none"}  # settings under which float32 is float32; "none" says nothing, and that is the default
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype | None:
@@ -59,7 +59,7 @@ class _FullFloat32:
     def needed(self) -> bool:
         """Whether there is anything to switch off, or another thread has done so for its own time only."""
         with self._lock:
-            return self._inside > 0 or any(read(*setting) not in IEEE for setting in SETTINGS)
+            return self._inside > 0 or not IEEE.issuperset([read(*setting) for setting in SETTINGS])
 
     def __enter__(self) -> None:
         with self._lock:
