@@ -29,7 +29,7 @@ class Check:
         ...         (x,) = ctx.saved_tensors
         ...         return 2 * gy * x**2  # should be 3
         >>> x = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
-        >>> found = check(Cube.apply, x)
+        >>> found = bondgrad.check(Cube.apply, x)
         >>> found.verdict, found.problems
         ('wrong', ('all inputs: 33.3 % too small',))
         >>> bool(check(lambda x: x**3, x))
