@@ -32,7 +32,7 @@ class Check:
         >>> found = bondgrad.check(Cube.apply, x)
         >>> found.verdict, found.problems
         ('wrong', ('all inputs: 33.3 % too small',))
-        >>> bool(check(lambda x: x**3, x))
+        >>> bool(bondgrad.check(lambda x: x**3, x))
         True
     """
 

@@ -64,7 +64,7 @@ class Neighbourhood:
         Returns:
             [b, ..., d_out].
         """
-        self.evaluations[purpose] += points.shape[:-1].numel()
+        self.evaluations[purpose] += points.numel() // points.shape[-1]
         seed = None if self.parts.next_seed is None else self.parts.next_seed()
         if isinstance(self.parts.memory, InternalState):
             return self._ask_from_internal_state(self.parts.memory, points, purpose, seed)

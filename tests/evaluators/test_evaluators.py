@@ -8,7 +8,7 @@ import torch
 
 from bondgrad import BlackBox, BoxError
 from bondgrad.calling._function import RowFunction
-from bondgrad.evaluators import Driver, Local
+from bondgrad.evaluators import Answer, Driver, Local, Request
 from bondgrad.policies import Fixed
 from tests.helpers import gradient
 
@@ -191,3 +191,10 @@ def test_memory_may_reach_for_one_row_at_a_time():
         g = gradient(BlackBox(fn, 2, policy=Fixed(1e-2)), x, gy)
     assert set(fn.sizes) == {1}
     assert torch.allclose(g, gy * x.cos(), rtol=1e-2, atol=1e-4)
+
+
+def test_a_request_is_one_of_plain_rows_unless_it_says_otherwise():
+    points = torch.zeros(2, 3)
+    request = Request(torch.sin, points)
+    assert request == (torch.sin, points, (), False, None, "base", 0, False)
+    assert all(value is None for value in Answer(points)[1:])
