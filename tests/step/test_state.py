@@ -126,6 +126,15 @@ def test_copies_of_a_layer_that_is_being_watched(tmp_path):
     writer.close()
 
 
+def test_values_may_change_places_in_a_policys_state():
+    state = BlackBox(torch.sin, 3, policy="calibrated").policy_state
+    before = state.read(torch.device("cpu"))
+    before["step"].copy_(torch.tensor([1.0, 2.0, 3.0]))
+    state.write({"step": before["spread"], "spread": before["step"]})
+    assert state.get_buffer("spread").tolist() == [1, 2, 3]
+    assert state.get_buffer("step").tolist() == [0, 0, 0]
+
+
 def test_alone_or_without_a_state_there_is_nothing_to_exchange():
     for policy in ("bond", Fixed(0.01)):
         layer = BlackBox(torch.sin, 3, policy=policy)

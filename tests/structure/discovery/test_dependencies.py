@@ -196,6 +196,14 @@ def test_dependencies_that_showed_once_ask_for_another_round(shown, rounds):
     assert found.depends[:shown, :shown].diagonal().all()
 
 
+def test_there_are_four_rounds_at_most():
+    """Every output reacts at one row only, so that every round shows new dependencies."""
+    x = torch.stack((torch.ones(64), torch.arange(64.0)), 1)
+    batch = batch_of(lambda points: points[..., :1] * (points[..., 1:] == torch.arange(64.0)), x)
+    assert find_dependencies(batch, random()).unseen > 0.001
+    assert batch.evaluations == 4 * 8 * (16 + 2)
+
+
 @pytest.mark.parametrize(("rows", "again"), [(1, 16), (2, 0), (3, 0)])
 def test_dependencies_of_a_noisy_box_that_were_certain_at_two_rows_are_not_tested_again(rows, again):
     """Eight rows, of which some have a gate that is open, which no input moves. Answers jump by a thousandth."""
