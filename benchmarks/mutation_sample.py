@@ -51,7 +51,7 @@ ROOMS = {
     "policies": ["tests/policies", "tests/testing", "tests/test_box.py"],
     "step": [
         *("tests/step", "tests/policies", "tests/calling", "tests/structure/test_sequence.py"),
-        *("tests/test_box.py", "tests/test_box_parts.py"),
+        *("tests/test_box.py", "tests/test_box_parts.py", "tests/torch_support/test_ranks_alone.py"),
     ],
     "structure": ["tests/structure", "tests/test_box.py"],
 }

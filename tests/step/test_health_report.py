@@ -65,10 +65,11 @@ def test_answers_that_did_not_come_say_nothing_of_rounding():
     assert examine(trial(repeated=torch.tensor([[math.nan, 0.0], [0.0, math.inf]]), rows=2), y).alike
 
 
-def test_a_report_does_not_depend_on_the_scale_of_slopes():
+@pytest.mark.parametrize("smallest", [1e-6, 0.0])
+def test_a_report_does_not_depend_on_the_scale_of_slopes(smallest):
     generator = torch.Generator().manual_seed(0)
     slopes = 1 + 0.1 * torch.randn(3, 50, 3, generator=generator)
-    slopes[:, 0, 0] = 1e-6
+    slopes[:, 0, 0] = smallest
     usual, large = (examine(trial(slopes * scale), torch.ones(4, 2)) for scale in (1.0, 1e30))
     assert (large.signal, large.drowned) == pytest.approx((usual.signal, usual.drowned), rel=1e-3)
     assert large.rough == pytest.approx(usual.rough * 1e30, rel=1e-3)
