@@ -30,6 +30,15 @@ def steps_of(size, x, sign=1.0):
     return Steps(sizes, torch.full_like(sizes, sign), sizes[0, 0], sizes[0, 0])
 
 
+def test_an_output_of_no_weight_does_not_set_the_scale_of_the_loss():
+    x = torch.arange(1.0, 9.0, dtype=torch.float64).view(4, 2)
+    gy = torch.tensor([[0.0, 1e30]], dtype=torch.float64).expand(4, 2)
+    rows = RowSubset(trial_rows(BlackBox(square, 2, policy=Fixed(0.1)), x, gy)[2], 16)
+    assert rows.gy.tolist() == [[0.0, 1.0]]
+    assert rows.size.tolist() == [[1e30]]
+    assert rows.norm.tolist() == [[1.0]]
+
+
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 @pytest.mark.parametrize("known", [True, False])
 def test_a_trial_has_slopes_at_half_the_step_at_the_step_and_at_twice_the_step(sign, known):
