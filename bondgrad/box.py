@@ -164,7 +164,7 @@ class BlackBox(Layer):
         return out if x.ndim == 2 and not in_time else out.reshape(*lead, -1)
 
     def reset(self) -> None:
-        """Let a box with memory forget what it has seen: a new stream begins. In eval mode, that for evaluation."""
+        """Return a box with memory to its initial state, to begin a new stream. Eval mode has a stream of its own."""
         if self.memory is None:
             raise BoxError("this BlackBox has no memory to reset: give state=, or an fn with snapshot() and restore()")
         self.memory.reset(self.training)
@@ -194,7 +194,7 @@ class BlackBox(Layer):
 
     @property
     def policy(self) -> Policy:
-        """Decides how far inputs are moved. Another one begins anew."""
+        """The policy, which decides how far inputs are moved. One that is assigned begins with its initial state."""
         return self._policy
 
     @policy.setter
@@ -206,7 +206,7 @@ class BlackBox(Layer):
 
     @property
     def estimator(self) -> Estimator:
-        """Turns evaluations into the gradient. Steps that were measured for another one are measured anew."""
+        """The estimator, which turns evaluations into the gradient. Steps measured for another are measured again."""
         return self._estimator
 
     @estimator.setter
@@ -218,7 +218,7 @@ class BlackBox(Layer):
             self._forget()
 
     def _warn_of_seed(self, estimator: Estimator, stacklevel: int) -> None:
-        """Say so, where the seed of a box cannot do what it is for."""
+        """Warn where the noise of a box that takes a seed does not cancel."""
         if self.function.seed_position is not None and estimator.shared_base:
             warnings.warn(
                 "fn takes a seed, but estimator='forward' compares with the answer of the forward pass, which has "
@@ -228,7 +228,7 @@ class BlackBox(Layer):
 
     @property
     def evaluator(self) -> Evaluator:
-        """Where rows are evaluated. Another one goes on with the numbers of requests."""
+        """The evaluator, which evaluates rows. One that is assigned continues the numbers of requests."""
         return self.driver.evaluator
 
     @evaluator.setter
@@ -238,25 +238,26 @@ class BlackBox(Layer):
         self.driver = Driver(evaluator, 0 if before is None else before.requests)
 
     def _forget(self) -> None:
-        """What was learnt was learnt of another box, or for another estimator."""
+        """Return the policy to its initial state: it has learnt about another box, or for another estimator."""
         self.policy = self.policy
 
     # ---- seeing what it does
 
     @property
     def stats(self) -> Stats:
-        """Counters since construction, and the last step's perturbations. Not part of the state."""
+        """Counters since construction and the last perturbations. They are not saved with the model."""
         return self.trace.stats(self.function, self.health.last)
 
     def standard_error(self, step: Step) -> Tensor:
-        """What noise does to the gradient that a step hook was just given: the standard deviation of each entry.
+        """The standard deviation, by noise, of each entry of the gradient that a step hook was just given.
 
-        For policies that measure noise; NaN until they have. Of rows scaled to norm 1, before that.
+        It needs a policy that measures noise, and is NaN until that has. With an estimator that scales rows to norm 1,
+        it is that of the gradient before scaling.
         """
         return standard_error(self.parts(), self.policy_state, self.trace.last, step)
 
     def register_step_hook(self, hook: "Callable[[BlackBox, Step], None]") -> RemovableHandle:
-        """Call hook(box, step) after every backward pass; `.remove()` on what this returns ends it."""
+        """Call hook(box, step) after every backward pass, until `.remove()` of the handle that is returned."""
         handle = RemovableHandle(self.hooks)
         self.hooks[handle.id] = hook
         return handle
@@ -280,7 +281,7 @@ class BlackBox(Layer):
         return self
 
     def __setattr__(self, name: str, value: Any) -> None:  # noqa: ANN401
-        """As usual, except that another `fn` takes the place of the box, and that parts may be modules."""
+        """Set an attribute; another `fn` replaces the box, and a policy or estimator may be a module or not."""
         if isinstance(getattr(type(self), name, None), property):
             object.__setattr__(self, name, value)
             return
@@ -296,7 +297,7 @@ class BlackBox(Layer):
         super().__setattr__(name, value)
 
     def _replace_box(self, fn: Callable[..., Any]) -> None:
-        """What was known of another box does not hold any more. Refuses a box that this layer was not made for."""
+        """Drop everything that was learnt about the box so far, or refuse a box for which this layer was not made."""
         memory = self.memory if isinstance(self.memory, ExplicitState) else find_memory(fn, None, self.training)
         if not self._structure_given:
             found = resolve(None, fn)
@@ -314,19 +315,19 @@ class BlackBox(Layer):
         self._forget()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """After a copy or unpickling, which is another layer."""
+        """Restore a copied or unpickled layer, which gets a number of its own."""
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._number = autograd.register(self)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:  # noqa: ANN401
-        """As usual; states that were saved before `tracker` had that name are taken, too."""
+        """Load a state; those saved when `tracker` was called `findings` are accepted, too."""
         before, now = f"{prefix}findings._extra_state", f"{prefix}tracker._extra_state"
         if before in state_dict:
             state_dict[now] = state_dict.pop(before)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "BlackBox":
-        """Moves with the model, but the box does not go to half precision with it: differences would be lost."""
+        """Move the box with the model, except to half precision, in which differences would be lost."""
 
         def keep_precision(t: Tensor) -> Tensor:
             moved = fn(t)

@@ -49,7 +49,7 @@ def not_negative(name: str, value: Any) -> float:  # noqa: ANN401
 
 
 def checked_noise(value: Any) -> float | str | None:  # noqa: ANN401
-    """A half-width of noise; None, if it is rounding; or "auto"."""
+    """The value, if it is a half-width of noise, None for that of rounding, or "auto"."""
     if value is None or (isinstance(value, str) and value == "auto"):
         return value
     if not 0 < (number := _number(value)) < math.inf:

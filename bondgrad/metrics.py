@@ -44,14 +44,14 @@ def exact_vjp(fn: Callable[[Tensor], Tensor], x: Tensor, gy: Tensor) -> Tensor:
 
 
 class Writer(Protocol):
-    """What is asked of a writer: `torch.utils.tensorboard.SummaryWriter` has it."""
+    """The one method that a writer needs, such as `torch.utils.tensorboard.SummaryWriter`."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> object:
         """Record one number."""
 
 
 class TensorBoard:
-    """A step hook that writes what a box does.
+    """A step hook that writes the statistics of a box, and on request its sign accuracy.
 
     Args:
         writer: A SummaryWriter.
@@ -77,7 +77,7 @@ class TensorBoard:
         return copy.copy(self)  # a copy of the model writes to the same place
 
     def __call__(self, box: "BlackBox", step: "Step") -> None:
-        """Write, if it is time."""
+        """Write the numbers of every `every`-th step."""
         if self._step % self.every == 0:
             stats = box.stats
             values = {name: getattr(stats, name) for name in ("calls", "evaluations", "failures", "seconds")}

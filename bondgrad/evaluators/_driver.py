@@ -36,7 +36,7 @@ class Driver:
 
     @property
     def version(self) -> Hashable:
-        """Changes, in the sense of ==, when requests are cut in another way."""
+        """A value that differs (`!=`) from an earlier one if requests are divided in another way now."""
         return self.evaluator, self.max_rows, self.evaluator.memory
 
     def portion(self, row_bytes: int, wanted: int, device: torch.device) -> int:

@@ -17,7 +17,7 @@ from bondgrad.torch_support import _device as device
 
 
 def take_step(step: StepInputs) -> StepResult:
-    """One backward pass. It changes nothing: what it found out is in the result.
+    """One backward pass, as a function: it changes no state, and returns everything that it found out.
 
     Rows may be sequences, [B, T·d]; to the policy every time step is a row.
     """
@@ -57,17 +57,17 @@ def take_step(step: StepInputs) -> StepResult:
 
 
 def shaped(t: Tensor, shape: torch.Size) -> Tensor:
-    """As `t.reshape(shape)`, at no cost where it has that shape: all but sequences do."""
+    """The same as `t.reshape(shape)`, but free where t has that shape already, as it has for all but sequences."""
     return t if t.shape == shape else t.reshape(shape)
 
 
 def needs_start(policy: Policy, state: State) -> bool:
-    """Whether the policy has to find its steps anew."""
+    """Whether the policy is one that measures its steps and has none."""
     return isinstance(policy, MeasuringPolicy) and policy.needs_start(state)
 
 
 def rows_of(step: StepInputs) -> Batch:
-    """The rows as the policy sees them, and where they stand in a batch of several processes."""
+    """The batch for the policy: every time step is a row, and several processes may have a part of the rows each."""
     rows, part, d = step.x, step.forward.part, step.parts.in_features
     if rows.shape[1] != d:
         rows = rows.reshape(-1, d)
@@ -86,13 +86,13 @@ def search_structure(step: StepInputs, box: Neighbourhood) -> Discovery | None:
 
 
 def assumed_noise(step: StepInputs, measured: float) -> float:
-    """The half-width of the noise on the outputs that this step reckons with."""
+    """The half-width of the noise on the outputs that the policy is told, `measured` being what trials found."""
     rounding = max(torch.finfo(step.x.dtype).eps, step.parts.function.rounding)
     return half_width(step.noise, measured, rounding)
 
 
 class Start(NamedTuple):
-    """What is known before the steps are chosen."""
+    """What the policy chooses its steps from, and what was measured to get there."""
 
     state: State  # the policy's
     noise: float  # half-width
@@ -129,7 +129,7 @@ def prepare(step: StepInputs, box: Neighbourhood, batch: Batch) -> Start:
 
 
 def learn(step: StepInputs, state: State, seen: Observation) -> tuple[Tensor | None, State | None]:
-    """What the other processes are to be told, and the policy's new state where there are none; None: nothing."""
+    """What the policy learns: a summary for the other processes, or, where there are none, its new state."""
     policy, part = step.parts.policy, step.forward.part
     if not step.forward.training:
         return None, None
@@ -162,7 +162,7 @@ def normalized(g: Tensor) -> Tensor:
 
 
 def seen_by_hooks(step: StepInputs, g: Tensor) -> Step:
-    """The step for hooks; of sequences with a dimension for time."""
+    """The record that step hooks get. Rows of sequences have a dimension for time there."""
     seen = Step(step.x, step.gy, g)
     if not step.parts.structure.in_time:
         return seen

@@ -15,7 +15,7 @@ from bondgrad.torch_support._precision import arithmetic
 
 
 class ForwardInputs(NamedTuple):
-    """Everything that a forward pass works with."""
+    """The arguments of a forward pass."""
 
     parts: Parts
     x: Tensor  # [B, d], or [B, T·d] for sequences
@@ -43,7 +43,7 @@ def evaluate(call: ForwardInputs) -> tuple[Tensor, StatesByStart]:
 
 
 def _answer(call: ForwardInputs) -> tuple[Tensor, StatesByStart]:
-    """The answer to rows where the box works, according to the kind of its memory."""
+    """The outputs of the box at rows on its own device, and the states from which it started."""
     memory = call.parts.memory
     seed = None if call.parts.next_seed is None else call.parts.next_seed()
     if memory is not None and in_backward():
@@ -58,7 +58,7 @@ def _answer(call: ForwardInputs) -> tuple[Tensor, StatesByStart]:
 def _ask(
     call: ForwardInputs, function: Callable[..., Tensor], x: Tensor, context: tuple[Tensor, ...], seed: int | None
 ) -> Tensor:
-    """The box at x [B, d], in as many requests as it takes."""
+    """The outputs of the box at x [B, d], in as many requests as it takes."""
     driver = call.parts.driver
     whole = call.parts.memory is not None  # the states after the calls are put together in the order of the rows
 
@@ -92,7 +92,7 @@ def _ask_from_internal_state(
 def _ask_from_explicit_state(
     call: ForwardInputs, memory: ExplicitState, seed: int | None
 ) -> tuple[Tensor, StatesByStart]:
-    """A box that is given its state; in pieces, where evaluations of the backward pass can start in the middle."""
+    """A box that is given its state is asked in pieces, so that evaluations for a gradient can start in the middle."""
     x, d, structure = call.x, call.parts.in_features, call.parts.structure
     rows, time = x.shape[0], x.shape[1] // d
     before = memory.before(rows, call.training, x.device)

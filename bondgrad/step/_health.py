@@ -13,7 +13,7 @@ from bondgrad.measuring._step_trial import StepTrial
 
 @dataclass(frozen=True)
 class HealthSettings:
-    """When something is worth a warning."""
+    """The thresholds of warnings about a box."""
 
     rounding_units: int = 16  # units of rounding by which answers to the same question may differ
     grown_noise: float = 4.0  # factor of the noise at first that is worth a warning

@@ -37,7 +37,7 @@ SEED_STRIDE = 1_000_003  # between the seeds of calls: a prime, lest layers with
 
 
 class Layer(nn.Module):
-    """The part of `BlackBox` that carries out steps. Its parts are set, and exchanged, by `BlackBox`."""
+    """The part of `BlackBox` that carries out forward and backward passes. `BlackBox` sets its attributes."""
 
     in_features: int
     function: RowFunction  # the user's function, as it is called
@@ -66,11 +66,11 @@ class Layer(nn.Module):
 
     @property
     def out_features(self) -> int | None:
-        """Width of the output; None until it was given or seen."""
+        """The number of outputs; None until it was given or the box has answered."""
         return self.function.out_features
 
     def _attached(self, x: Tensor, context: tuple[Tensor, ...], autocast: torch.dtype | None) -> Tensor:
-        """The box at x [B, d], in eager code, with its gradient if one may be asked for."""
+        """The outputs of the box at x [B, d] in eager code, attached to autograd's graph if x needs a gradient."""
         graded = x.requires_grad and torch.is_grad_enabled()
         y, forward = self.evaluate_rows(x.detach(), context, autocast, graded)
         if not graded:
@@ -81,7 +81,7 @@ class Layer(nn.Module):
     def evaluate_rows(
         self, x: Tensor, context: tuple[Tensor, ...], autocast: torch.dtype | None, graded: bool
     ) -> tuple[Tensor, ForwardRecord]:
-        """The box at x [B, d], outside autograd, and what its backward pass must know: for the bridges to autograd.
+        """The outputs of the box at x [B, d], outside autograd, and the record that its backward pass needs.
 
         Inside an activation checkpoint the answer is kept, and given again when the forward pass is run again.
         """
@@ -126,7 +126,7 @@ class Layer(nn.Module):
     # ---- backward
 
     def differentiate_rows(self, forward: ForwardRecord, x: Tensor, y: Tensor, gy: Tensor, *context: Tensor) -> Tensor:
-        """The gradient [B, d] at x [B, d], y [B, d_out] being the box there: for the bridges to autograd."""
+        """The gradient [B, d] at x [B, d], given the outputs y and the loss's gradient gy there, [B, d_out] each."""
         if autograd.transforming():  # of gradients, which the operator knows how to do
             rest = (self._number, forward.autocast, torch.empty(0, device=x.device), forward.training)
             return autograd.differentiate([x, y.double(), gy, *context], *rest)  # type: ignore[no-any-return]
@@ -143,7 +143,7 @@ class Layer(nn.Module):
         return g
 
     def _take_step(self, forward: ForwardRecord, x: Tensor, y: Tensor, gy: Tensor, *context: Tensor) -> Tensor:
-        """One backward pass, where the box lives: everything goes in, and what comes out is committed."""
+        """Put together the inputs of a backward pass on the device of the box, take the step, and keep its result."""
         capturing, policy_state = is_capturing(x.device), self.policy_state
         random = policy_state.random
         step = StepInputs(
@@ -168,7 +168,7 @@ class Layer(nn.Module):
         return result.g
 
     def _commit(self, result: StepResult, forward: ForwardRecord) -> None:
-        """Keep what a step changes, now that nothing of it can fail any more. Then come the hooks."""
+        """Keep what a step changes, after everything in it that can fail. Step hooks run last."""
         if result.failures is not None:  # which raises where failures are errors
             self.trace.add_failures(result.failures, raises=self.on_failure == "raise")
         if result.eval_start is not self.eval_start:
@@ -192,7 +192,7 @@ class Layer(nn.Module):
         self._run_hooks(result.changes.seen)
 
     def _commit_on_device(self, result: StepResult, forward: ForwardRecord) -> None:
-        """Values on the device, copied in place into buffers that a captured graph knows."""
+        """Copy new values on the device in place into the buffers, which a captured graph uses."""
         policy_state = self.policy_state
         policy_state.random.join(result.g.device, result.generator)
         if result.summary is not None:
@@ -201,7 +201,7 @@ class Layer(nn.Module):
             policy_state.write(result.state)
 
     def _commit_on_host(self, changes: HostChanges) -> None:
-        """Values on the host, which a captured graph does not know."""
+        """Keep new values on the host, which a captured graph cannot change: every replay calls this again."""
         self.trace.last = changes.steps
         if changes.training and trial_share(self._policy, self.noise) > 0:
             self.policy_state.schedule.step(changes.evaluations)
@@ -219,9 +219,9 @@ class Layer(nn.Module):
 
     @contextlib.contextmanager
     def without_trace(self) -> Iterator[None]:
-        """Meanwhile statistics go to a temporary trace; afterwards counters and what was learnt of fn are as before.
+        """Send statistics to a temporary trace inside; restore counters and what was learnt of fn afterwards.
 
-        So are the random numbers of the layer, which `reseed` may change meanwhile.
+        The random numbers of the layer, which `reseed` may change inside, are restored as well.
         """
         trace, start, known = self.trace, self.eval_start, dict(vars(self.function))
         random, self.trace = self.policy_state.random, Trace(warns=False)
@@ -249,10 +249,10 @@ class Layer(nn.Module):
     # ---- several processes, and graphs
 
     def exchange(self) -> None:
-        """Learn now what all processes of `process_group`, or of DistributedDataParallel, saw in the last step.
+        """Let the policy learn at once what all processes of `process_group`, or of DistributedDataParallel, saw last.
 
-        The next forward pass would do so. To be called by all of them, before one saves a `state_dict` that training is
-        to go on from bit for bit.
+        The next forward pass would do the same. All processes must call it before one of them saves a `state_dict` from
+        which training is to go on bit for bit.
         """
         self.policy_state.exchange(self._policy, self._estimator.differences)
 
@@ -278,7 +278,7 @@ class Layer(nn.Module):
 
     @property
     def version(self) -> Hashable:
-        """Changes, in the sense of ==, when a captured step would no longer do what the layer does.
+        """A value that differs (`!=`) from an earlier one if a step captured then would now do something else.
 
         Policies, estimators and evaluators are known by identity: to change one, assign a new one.
         """
@@ -290,19 +290,19 @@ class Layer(nn.Module):
         return (*own, *parts, memory, *self.policy_state.random.generators("cuda"))
 
     def start_recording(self) -> None:
-        """A CUDA graph is about to be captured: what its step changes on the host is written down until it is over."""
+        """Record from now on what steps change on the host, instead of changing it, while a CUDA graph is captured."""
         self._recorded = []
         self._counted = self.function.calls, self.function.evaluations
 
     def stop_recording(self) -> Recording:
-        """The graph is captured. Its step counts from its first replay on."""
+        """End the recording, and return it. Its calls and evaluations count from the first replay on."""
         function, (calls, evaluations), changes = self.function, self._counted, tuple(self._recorded or ())
         recording = Recording(function.calls - calls, function.evaluations - evaluations, changes)
         function.calls, function.evaluations, self._recorded = calls, evaluations, None
         return recording
 
     def replay(self, recording: Recording) -> None:
-        """The graph was replayed. Hooks get copies, since the next replay overwrites what they may keep."""
+        """Make the recorded changes on the host. Hooks get copies, since the next replay overwrites the tensors."""
         self.function.calls += recording.calls
         self.function.evaluations += recording.evaluations
         if isinstance(self.memory, ExplicitState):

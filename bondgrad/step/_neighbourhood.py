@@ -53,7 +53,7 @@ class Neighbourhood:
     # ---- asking
 
     def ask(self, points: Tensor, rows: slice | Tensor, purpose: Purpose, start: int = 0) -> Tensor:
-        """The box at points [b, ..., d] near b of the rows, from a time step on; NaN where no answer came.
+        """The outputs of the box at points [b, ..., d] near b of the rows, from a time step on; NaN where none came.
 
         Args:
             points: Their last dimension but one is the ends of a move, which are asked next to each other.
@@ -75,7 +75,7 @@ class Neighbourhood:
         return torch.stack(ends, -2)
 
     def ask_again(self, purpose: Purpose) -> Tensor:
-        """The box at the rows themselves, [B, W_out], asked anew."""
+        """The outputs [B, W_out] of another evaluation at the rows themselves."""
         everything = torch.arange(len(self.x), device=self.x.device)
         return self.ask(self.x[:, None, None].clone(), everything, purpose).flatten(1)
 
@@ -90,7 +90,7 @@ class Neighbourhood:
     def _ask_from_internal_state(
         self, memory: InternalState, points: Tensor, purpose: Purpose, seed: int | None
     ) -> Tensor:
-        """A box that keeps its state to itself is asked about all rows at once, from the state before them."""
+        """A box that keeps its own state is asked about all rows in one request per move, from the same snapshot."""
         function, answers = memory.from_snapshot(self.states[0][1], self.parts.function), []
         for move in points.flatten(1, -2).unbind(1):
             context = tuple(c.clone() for c in self.context)
@@ -133,7 +133,7 @@ class Neighbourhood:
         return self._estimate(gy, delta, evaluate_from)
 
     def trial_slopes(self, gy: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
-        """As `slopes`; and [B, W] which of them had all their evaluations. A box that raises gives no answer."""
+        """The same as `slopes`, and [B, W] which of them had all evaluations. Errors of the box count as failures."""
         answers: dict[int, list[Tensor]] = {}
 
         def asking_from(start: int) -> Evaluate:
@@ -167,7 +167,7 @@ class Neighbourhood:
         return self._estimate(gy, delta, repeating_from), sound
 
     def _estimate(self, gy: Tensor, delta: Tensor, evaluate_from: Callable[[int], Evaluate]) -> Tensor:
-        """The estimator's work: for every time step at which evaluations start, with the box from there on."""
+        """The sum of the estimator's gradients over the time steps at which evaluations can start."""
         estimator, x, y, d = self.parts.estimator, self.x, self.y, self.parts.in_features
         time = x.shape[1] // d
         d_out = y.shape[1] // time

@@ -23,7 +23,7 @@ StatesByStart = tuple[tuple[int, Any], ...]
 
 
 class Parts(NamedTuple):
-    """The parts of a layer that its steps work with."""
+    """The parts of a layer that forward and backward passes use."""
 
     in_features: int
     function: RowFunction
@@ -49,7 +49,7 @@ class ForwardRecord(NamedTuple):
 
 
 class StepInputs(NamedTuple):
-    """Everything that a backward pass works with."""
+    """The arguments of a backward pass."""
 
     parts: Parts
     forward: ForwardRecord
@@ -67,7 +67,7 @@ class StepInputs(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What one backward pass saw, for step hooks. Of sequences, [B, T, ...] each."""
+    """One backward pass, as step hooks get it. The tensors of sequences are [B, T, ...]."""
 
     x: Tensor  # [B, d] the rows, inside the limits
     gy: Tensor  # [B, d_out] the loss's gradient at the box's outputs
@@ -84,7 +84,7 @@ class HostChanges(NamedTuple):
 
 
 class Recording(NamedTuple):
-    """What a captured training step left in a layer, to be left again by every replay."""
+    """What a captured training step changes on the host, which every replay changes again."""
 
     calls: int  # of the function
     evaluations: int  # rows sent to it
@@ -92,7 +92,7 @@ class Recording(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """Everything that a backward pass found out and changes. `BlackBox` commits it."""
+    """The gradient of a backward pass, and everything that the layer keeps of it."""
 
     g: Tensor  # [B, d], or [B, T·d] for sequences: the gradient
     changes: HostChanges

@@ -37,7 +37,7 @@ class PolicyState(nn.Module):
         self.adopt(policy)
 
     def adopt(self, policy: Policy) -> None:
-        """Begin anew with this policy, in buffers of its own, on the device of the layer. Refused, nothing changes."""
+        """Take the initial state of another policy into new buffers on the layer's device. An error changes nothing."""
         state = policy.init(self.ranks.in_features)
         for name, value in state.items():
             if name.startswith("_") or not name.isidentifier() or (hasattr(self, name) and name not in self.names):
@@ -61,7 +61,7 @@ class PolicyState(nn.Module):
         return {name: t if (t := buffers[name]).device == device else t.to(device) for name in self.names}
 
     def write(self, state: State) -> None:
-        """Keep a new state: in place, since a captured graph may use these very buffers."""
+        """Copy a new state into the buffers, in place, since a captured graph may use them."""
         buffers: dict[str, Any] = self._buffers
         changed = {name: value for name, value in state.items() if value is not buffers[name]}
         if len(changed) > 1:  # a policy may give a value another name: it is read before anything is written
@@ -72,7 +72,7 @@ class PolicyState(nn.Module):
     def joint_batch(
         self, policy: Policy, differences: Differences, limits: Limits | None, x: Tensor, learns: bool
     ) -> JointBatch:
-        """Where the rows x stand in the batch of all processes, which tell one another what they learnt."""
+        """The place of the rows x in the joint batch of all processes, which exchange here what they learnt."""
         group = self.ranks.current() if learns else None
         if group is None:
             # A forward pass that is run again takes part in nothing: the processes must not learn apart.
@@ -94,7 +94,7 @@ class PolicyState(nn.Module):
         return self.random.state() | {"schedule": dict(vars(self.schedule))}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """The counterpart of `get_extra_state`."""
+        """Load what `get_extra_state` returned."""
         self.random.load(state)
         vars(self.schedule).update(state.get("schedule", {}))
         self.ranks.forget()
@@ -111,7 +111,7 @@ class PolicyState(nn.Module):
 
 @dataclass
 class Schedule:
-    """When a box is tried out: often at first, then whenever a share of the evaluations of training pays for it."""
+    """When trials come: often at first, then whenever a share of the evaluations of training pays for one."""
 
     trials: int = 0  # since it began
     steps: int = 0  # of training, since then
@@ -122,7 +122,7 @@ class Schedule:
     seeds: int = 0  # given to the box, if it takes them
 
     def due(self, share: float, early: bool) -> bool:
-        """Whether to try the box out in the next step; `early`: at first more often than the share pays for."""
+        """Whether the next step has a trial; with `early`, the first trials come sooner than the share pays for."""
         steps, credit, price = self.last
         soon = early and self.trials < EARLY_TRIALS and self.steps - steps >= 2 ** (self.trials - 1)
         paid = (self.credit - credit) * share >= price

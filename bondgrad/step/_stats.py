@@ -14,7 +14,7 @@ from bondgrad.torch_support import _device as device
 
 
 class Stats(NamedTuple):
-    """What a box has cost and done so far. Reading it waits for the device."""
+    """Costs, failures and last steps of a layer. Reading them waits for the device."""
 
     calls: int  # invocations of the function
     evaluations: int  # rows sent to it

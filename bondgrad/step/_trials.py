@@ -18,7 +18,7 @@ from bondgrad.step._state import PolicyState, Schedule
 
 @dataclass(frozen=True)
 class TrialSettings:
-    """How much of a batch trials use, and what they say of the noise."""
+    """How many rows trials use, what they may cost, and when they change the noise."""
 
     start_rows: int = 8  # at which a first step is looked for
     rows: int = 16  # of a trial
@@ -37,13 +37,13 @@ def trial_share(policy: Policy, noise: float | str | None) -> float:
 
 
 def trial_due(policy: Policy, noise: float | str | None, schedule: Schedule) -> bool:
-    """Whether there is to be a trial in the next training step."""
+    """Whether the next training step has a trial."""
     share = trial_share(policy, noise)
     return share > 0 and schedule.due(share, early=isinstance(policy, MeasuringPolicy))
 
 
 def half_width(noise: float | str | None, measured: float, rounding: float) -> float:
-    """The noise on the outputs that is reckoned with.
+    """The half-width of the noise on the outputs that the policy is told.
 
     Args:
         noise: As it was given to the layer.
