@@ -66,20 +66,19 @@ def examine(trial: StepTrial, y: Tensor) -> HealthReport:
     # Noise alone would give products of the mean square that the noise itself has, half as much at twice the step.
     by_chance = (noise.sum(0) / n / 2).clamp_min(torch.finfo(y.dtype).tiny)  # [d]
     agreement = ((one * two).sum(0) / by_chance).nansum() / n.sum().sqrt()
-    numbers = torch.stack(
-        (
-            (change.abs() > rounding).any().double(),
-            (change.double().square().mean() / 2).sqrt(),
-            # Two ends, each with its noise, over twice the step; or over the step.
-            (rough * (math.sqrt(0.5) if trial.differences.shared_base else math.sqrt(2))).double(),
-            agreement.double(),
-            (share / (two.square().sum(0) / n).nanmedian()).double(),
-            (trial.step[0] >= 0.99 * trial.spread).double().mean(),
-            (sound.any() & (slopes == 0).all()).double(),
-        )
+    numbers = (
+        (change.abs() <= rounding).all(),
+        (change.double().square().mean() / 2).sqrt(),
+        # Two ends, each with its noise, over twice the step; or over the step.
+        rough * (math.sqrt(0.5) if trial.differences.shared_base else math.sqrt(2)),
+        agreement,
+        share / (two.square().sum(0) / n).nanmedian(),
+        (trial.step[0] >= 0.99 * trial.spread).double().mean(),
+        sound.any() & (slopes == 0).all(),
     )
-    differ, spread, rough_, signal, drowned, at_limit, dead = numbers.nan_to_num(0, math.inf).tolist()
-    return HealthReport(differ == 0, spread, rough_, signal, drowned, at_limit, dead == 1)
+    read = torch.stack([number.double() for number in numbers]).nan_to_num(0, math.inf)  # one transfer for all
+    alike, deviation, roughness, signal, drowned, at_limit, dead = read.tolist()
+    return HealthReport(alike == 1, deviation, roughness, signal, drowned, at_limit, dead == 1)
 
 
 class HealthMonitor:

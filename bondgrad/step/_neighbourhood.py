@@ -156,13 +156,8 @@ class Neighbourhood:
             return slopes, sound
 
         def repeating_from(start: int) -> Evaluate:
-            again = iter(answers[start])
-
-            def evaluate(_points: Tensor, _rows: slice) -> tuple[Tensor, Tensor | None]:
-                y = next(again)
-                return y, torch.isfinite(y).all(-1)
-
-            return evaluate
+            again = iter([(y, torch.isfinite(y).all(-1)) for y in answers[start]])
+            return lambda _points, _rows: next(again)
 
         return self._estimate(gy, delta, repeating_from), sound
 

@@ -65,16 +65,11 @@ class Trace:
         """The statistics up to now. Failures that no warning has told of yet are warned of here."""
         last, failures = self.last, sum(int(count) for count in self._failures.values())
         self._warn(failures)
-        return Stats(
-            calls=function.calls,
-            evaluations=function.evaluations,
-            failures=failures,
-            seconds=function.seconds,
-            lower=None if last is None else last.lower.cpu().expand(last.size.shape[2]),
-            upper=None if last is None else last.upper.cpu(),
-            step=None if last is None else last.size.mean((0, 1)).cpu(),
-            health=health,
-        )
+        lower = upper = step = None
+        if last is not None:
+            lower, upper, step = last.lower.expand(last.size.shape[2]), last.upper, last.size.mean((0, 1))
+            lower, upper, step = lower.cpu(), upper.cpu(), step.cpu()
+        return Stats(function.calls, function.evaluations, failures, function.seconds, lower, upper, step, health)
 
     def _warn(self, failures: int) -> None:
         if failures > 0 and not self._warned:
