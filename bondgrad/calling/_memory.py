@@ -46,9 +46,7 @@ class ExplicitState(nn.Module):
         """A copy of the state before a forward pass with that number of rows."""
         now = self._now[training]
         advice = "its batches must be of one size (drop_last=True), or box.reset() called where a new stream begins"
-        if now is None or (
-            training in self._fresh and len(now[0]) != rows
-        ):  # a new stream: any number of rows
+        if now is None or (training in self._fresh and len(now[0]) != rows):  # a new stream: any number of rows
             now, advice = self._initial_state(rows, device), "state must be for that many rows, or for one"
         for leaf in now:
             if len(leaf) != rows:

@@ -33,7 +33,7 @@ class ModuleTensors:
         return [tensors.get(name) for tensors, name in self._parameters]
 
     def check_parameters(self, before: list[Tensor | None]) -> None:
-        """Raise BoxError if the parameters are not those `before` any more: `functional_call` replaces them temporarily."""
+        """Raise BoxError if the parameters are not those `before`, as after `functional_call`, which replaces them."""
         try:
             same = all(a is b or torch.equal(a, b) for a, b in zip(before, self.parameters(), strict=True))  # type: ignore[arg-type]
         except (RuntimeError, TypeError, ValueError):  # a tensor of a transform that is over; None; other lengths
