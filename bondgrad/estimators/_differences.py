@@ -1,6 +1,6 @@
-"""Differences between the two ends of a move, where either end may have failed, in requests of limited size.
+"""Differences between the two ends of a move, where either evaluation may have failed, in requests of limited size.
 
-`column_vjp` makes a gradient of those along one input, or one group of inputs, at a time.
+`column_vjp` computes a gradient from differences along one input, or one group of inputs, at a time.
 """
 
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ from bondgrad.structure._groups import GroupSubset
 def chunks(batch: int, items: int, points: int, max_rows: int, whole: bool = False) -> list[tuple[slice, slice]]:
     """Divide the points around a batch of rows into requests of at most `max_rows` points.
 
-    A request has all moves of some rows while one row's moves fit, so that the box sees the points of a sample next to
-    each other, and else some moves of one row. The sizes depend on the arguments alone, and are as equal as possible,
-    since equal shapes give equal rounding.
+    If the moves of one row fit into a request, each request has all moves of some rows, so that the points of a row are
+    next to each other; otherwise it has some moves of one row. The sizes depend on the arguments alone, and are as
+    equal as possible, since equal shapes give equal rounding.
 
     Args:
         batch: The number of rows.
