@@ -84,6 +84,7 @@ class RowFunction:
         return other
 
     def _answer(self, points: Tensor, rows: tuple[Tensor, ...], seed: int | None) -> Any:  # noqa: ANN401
+        """What fn returns. In the first call, the interface is found out if it is not known."""
         interfaces = self.interfaces  # read once, since another thread of an evaluator may set it meanwhile
         try:
             if len(interfaces) == 1:
@@ -118,6 +119,7 @@ class RowFunction:
         return points if self.time_features is None else points.view(len(points), -1, self.time_features)
 
     def _call(self, interface: Interface, points: Tensor, rows: tuple[Tensor, ...], seed: int | None) -> object:
+        """What fn returns for arrays of this interface. The call is counted, also if it raises an error."""
         start = time.perf_counter()
         arrays: list[Any] = [self._as_given(points), *rows]
         if interface == "numpy":
@@ -127,7 +129,7 @@ class RowFunction:
             first = len(arrays) - form.num_leaves
             arrays = [arrays[0], tree_unflatten(arrays[first:], form), *arrays[1:first]]
         try:
-            if seed is None or (self.seed_position or 0) < len(arrays):  # a context is passed in the place of the seed
+            if seed is None or (self.seed_position or 0) < len(arrays):  # no such parameter, or a context in its place
                 return self.fn(*arrays)
             return self.fn(*arrays, seed=seed)
         finally:
@@ -172,6 +174,7 @@ class RowFunction:
         return answer.detach().to(points.device, self.dtype)
 
     def _checked_state(self, state: object, points: Tensor) -> tuple[Tensor, ...]:
+        """The tensors of a state that fn returned, detached and on the device of points."""
         try:
             tensors = [state_tensor(t) for t in tree_structure(self.state_form).flatten_up_to(state)]
         except (TypeError, ValueError, RuntimeError) as error:

@@ -25,7 +25,7 @@ def find_interfaces(fn: Callable[..., Any]) -> tuple[Interface, ...]:
         fn = fn.func
     fn = inspect.unwrap(fn)
     function = fn if inspect.isroutine(fn) else type(fn).__call__
-    function = getattr(function, "__func__", function)  # of a bound method
+    function = getattr(function, "__func__", function)  # the function of a bound method
     values = referenced_values(function) if inspect.isfunction(function) else ()
     libraries = {library_of(value) for value in values}
     # A function that refers to both libraries takes tensors, and converts them.

@@ -36,6 +36,7 @@ def chunks(batch: int, items: int, points: int, max_rows: int, whole: bool = Fal
 
 
 def _even_slices(total: int, largest: int) -> list[slice]:
+    """Slices that divide range(total) as equally as possible, with at most `largest` numbers each."""
     count = -(-total // max(1, largest))
     return [slice(total * i // count, total * (i + 1) // count) for i in range(count)]
 
@@ -113,7 +114,7 @@ def column_vjp(site: Site, evaluate: Evaluate, max_rows: int, signs: Sequence[in
         else:
             part = groups.subset(which, x.device)
             slopes = _grouped_slopes(near, evaluate, [end[rows] for end in ends], rows, part)
-            g[rows, part.inputs] = slopes.to(g.dtype)  # a box may answer in higher precision than x has
+            g[rows, part.inputs] = slopes.to(g.dtype)  # outputs may be more precise than x
     return g
 
 

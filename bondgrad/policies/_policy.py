@@ -36,6 +36,7 @@ class Batch(NamedTuple):
         return torch.empty((n, self.rows, self.x.shape[1]), dtype=self.x.dtype, device=self.x.device)
 
     def _ours(self, drawn: Tensor) -> Tensor:
+        """The draws [n, B, d] of the rows of x, given those of the joint batch [n, rows, d]."""
         ours = self.x.shape[0]
         return drawn if self.rows == ours else drawn[:, self.first : self.first + ours]
 

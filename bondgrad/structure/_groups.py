@@ -44,6 +44,7 @@ class Groups:
         return _by_cell(products, self.cell) @ self._matrices[key]
 
     def _make(self, start: int, stop: int, device: torch.device) -> "GroupSubset":
+        """The `GroupSubset` of the groups from `start` to `stop` - 1."""
         members = (self.colour >= start) & (self.colour < stop)  # [d]
         inputs = members.nonzero().squeeze(1)  # [n]
         group = self.colour[inputs] - start  # [n]

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from bondgrad.errors import BoxError
 
 T = TypeVar("T")
-MOST_ANSWERS = 256  # the oldest are dropped beyond that, as forward passes without a backward pass leave theirs
+MOST_ANSWERS = 256  # that are kept; older ones belong to forward passes without a backward pass
 
 
 def in_backward() -> bool:
@@ -77,7 +77,7 @@ class Answers:
                     self.forget(ticket)
                 return value, ticket
             before = random_states(rows[0].device)
-            # Gradients are off in the first run of the reentrant kind, too.
+            # The first run of the reentrant kind is without gradients, although one is computed later.
             value = ask(graded or not torch.is_grad_enabled())
             after, ticket = random_states(rows[0].device), next(self._tickets)
             self._kept[ticket] = Answer(tuple(t.clone() for t in rows), value, before, after)

@@ -1,4 +1,4 @@
-"""Questions about a device whose answers decide which code runs."""
+"""Properties of a device that decide which code runs."""
 
 import torch
 

@@ -137,6 +137,7 @@ class GraphedStep(Generic[T]):
             current.wait_stream(self._stream)
 
     def _capture(self, kind: object, args: tuple[Tensor, ...]) -> bool:
+        """Capture the step for arguments of this kind. Returns whether that succeeded; a failure is a warning."""
         self.captures += 1
         if self.captures == RECAPTURES:
             warnings.warn(

@@ -77,6 +77,7 @@ class _FullFloat32:
                 self._before.close()
 
     def _switch_off(self) -> None:
+        """Save all settings, and set them such that float32 is not rounded."""
         for backend, kind in SETTINGS:
             now = read(backend, kind)
             inherited = now == read(backend, "all")

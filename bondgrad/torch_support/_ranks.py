@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bondgrad.policies import Differences, Observation, Policy, State, Steps
 
-OLDEST_PASS = 128  # the number of forward passes after which the gradient of one is not waited for any more
+OLDEST_PASS = 128  # forward passes whose gradients are waited for; older ones are dropped
 
 
 class JointBatch(NamedTuple):

@@ -15,7 +15,7 @@ from bondgrad.measuring._noise import noise_from_repeats
 from bondgrad.measuring._statistics import normal_quantile
 from bondgrad.structure.discovery._search_batch import SETTINGS, SearchBatch
 
-SQRT2 = math.sqrt(2)  # the standard deviation of the difference of two answers, over that of an answer
+SQRT2 = math.sqrt(2)  # the standard deviation of the difference of two outputs, over that of one
 EVALUATIONS_OF_A_CHECK = 3 * SETTINGS.watched_rows  # if it finds nothing: each row is moved once and repeated twice
 
 
