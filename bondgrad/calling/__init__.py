@@ -1,1 +1,1 @@
-"""The user's function: its signature, its arrays, its memory, its limits, and checks of its answers."""
+"""Calling the user's function: its signature, array types, state and limits, and checks of its inputs and outputs."""

@@ -1,4 +1,4 @@
-"""The user's function, called with the arrays it understands, and its answer checked."""
+"""`RowFunction` calls the user's function with tensors or numpy arrays, and checks what it returns."""
 
 import threading
 import time
@@ -16,23 +16,24 @@ from bondgrad.errors import BoxError
 from bondgrad.evaluators._driver import is_out_of_memory
 
 CPU = torch.device("cpu")
-COUNTING = threading.Lock()  # one for all functions: a lock of their own could not be copied with them
+COUNTING = threading.Lock()  # shared by all instances, since an instance with a lock could not be copied
 ANNOTATE = "If it expects numpy arrays, or tensors, annotate its first parameter so (x: np.ndarray, x: torch.Tensor)."
 
 
 class RowFunction:
-    """Calls fn on rows of tensors, whether it is written for torch or for numpy, and counts what that costs.
+    """Calls fn, written for torch or for numpy, on rows of tensors, and counts calls, evaluations and seconds.
 
-    An nn.Module takes tensors, and an annotation of the first parameter is believed. Otherwise the libraries that the
-    code names tell which of the two to try first; the other is tried if the first call raises what a wrong type does.
+    An nn.Module is given tensors. For other functions the annotation of the first parameter decides. Without one, the
+    libraries that the code refers to decide which of the two is tried first; the other is tried if the first call
+    raises TypeError, AttributeError or ValueError.
 
     Args:
         fn: The user's function.
-        out_features: Width of its answers. None: learnt from the first.
-        time_features: Its inputs per time step, for a function of sequences: their rows are [T·time_features] here, and
-            [T, time_features] to the function. None: it is one of rows.
-        form: An example of its state, for a function fn(x, state, *context) -> (y, state). The tensors of the
-            state are the last of the rows that it is given here. None: it has no state.
+        out_features: The number of outputs. None: taken from the first call.
+        time_features: The number of inputs per time step, for a function of sequences: a row has shape
+            [T·time_features] here, and is passed to fn as [T, time_features]. None: fn is not a function of sequences.
+        form: An example of the state, for a function fn(x, state, *context) -> (y, state). The tensors of the state
+            are then the last of the `rows` of a call. None: fn has no state.
     """
 
     def __init__(
@@ -41,23 +42,28 @@ class RowFunction:
         self.fn = fn
         self.name = str(getattr(fn, "__name__", type(fn).__name__))  # for messages
         self.time_features, self.state_form = time_features, form
-        self.out_features = out_features  # None until the first answer
-        self.interfaces = find_interfaces(fn)  # to be tried in this order; one, once it is known
+        self.out_features = out_features  # None before the first call
+        self.interfaces = find_interfaces(fn)  # in the order in which they are tried; a single one once it is known
         self.seed_position = seed_position(fn)
-        self.rounding = 0.0  # of the answers, in their own precision
-        self.dtype = torch.float32  # of the answers, once they are at least as precise as the rows
+        self.rounding = 0.0  # relative rounding of the outputs, in the dtype that fn returns
+        self.dtype = torch.float32  # of the outputs after `_checked`: that of fn, or that of x if it is more precise
         self.tensors = ModuleTensors(fn)
         self.calls, self.evaluations, self.seconds = 0, 0, 0.0
 
     def __call__(self, points: Tensor, *rows: Tensor, seed: int | None = None) -> Tensor:
-        """Evaluate points [N, d], with what else there is in rows. Returns [N, d_out] on the device of points.
+        """The outputs [N, d_out] at points [N, d], on the device of points.
 
-        It may be in memory that belongs to fn.
+        The tensor may be one that fn keeps and overwrites later.
+
+        Args:
+            points: [N, d] the inputs.
+            rows: [N, ...] each: the contexts, then the tensors of the state.
+            seed: Passed to fn, if it has a parameter `seed` and no context takes its place. None: not passed.
         """
         return self.advance(points, *rows, seed=seed)[0]
 
     def advance(self, points: Tensor, *rows: Tensor, seed: int | None = None) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """As a call; also returns the new state of a function with memory, [N, ...] each."""
+        """The outputs as `__call__` returns them, and the tensors [N, ...] of the new state; () without a state."""
         answer, state = self._answer(points, rows, seed), None
         if self.state_form is not None:
             if not isinstance(answer, (tuple, list)) or len(answer) != 2:
@@ -68,17 +74,18 @@ class RowFunction:
         return y if self.time_features is None else y.flatten(1), after
 
     def compute_device(self, device: torch.device) -> torch.device:
-        """Where the function works, given that its rows come from `device`: they are best made there."""
+        """The device on which fn computes, if x is on `device`. Points should be made there."""
         return CPU if self.interfaces == ("numpy",) else self.tensors.device() or device
 
     def replaced(self, fn: Callable[..., Any], time_features: int | None) -> "RowFunction":
-        """Another function in the place of this one, with the counters going on."""
+        """A `RowFunction` of another fn with the same outputs and state, which continues the counters of this one."""
         other = RowFunction(fn, self.out_features, time_features, self.state_form)
         other.calls, other.evaluations, other.seconds = self.calls, self.evaluations, self.seconds
         return other
 
     def _answer(self, points: Tensor, rows: tuple[Tensor, ...], seed: int | None) -> Any:  # noqa: ANN401
-        interfaces = self.interfaces  # as they are now: an evaluator may call from several threads
+        """What fn returns. In the first call, the interface is found out if it is not known."""
+        interfaces = self.interfaces  # read once, since another thread of an evaluator may set it meanwhile
         try:
             if len(interfaces) == 1:
                 return self._call(interfaces[0], points, rows, seed)
@@ -97,7 +104,7 @@ class RowFunction:
         except Exception as error:
             if is_out_of_memory(error):
                 raise
-            first_try = error.__context__ if len(interfaces) == 2 else None  # with the other kind of array
+            first_try = error.__context__ if len(interfaces) == 2 else None  # the error of the first of two interfaces
             also = "" if first_try is None else f" (and, tried otherwise, {type(first_try).__name__}: {first_try})"
             hint = "" if isinstance(self.fn, nn.Module) else f" {ANNOTATE}"
             hint += "" if self.state_form is None else " It is called as fn(x, state, *context)."
@@ -108,10 +115,11 @@ class RowFunction:
             ) from error
 
     def _as_given(self, points: Tensor) -> Tensor:
-        """The points [N, d] as the function is given them; [N, T, d] if it is one of sequences."""
+        """The points [N, d] in the shape that fn takes: [N, T, time_features] for a function of sequences."""
         return points if self.time_features is None else points.view(len(points), -1, self.time_features)
 
     def _call(self, interface: Interface, points: Tensor, rows: tuple[Tensor, ...], seed: int | None) -> object:
+        """What fn returns for arrays of this interface. The call is counted, also if it raises an error."""
         start = time.perf_counter()
         arrays: list[Any] = [self._as_given(points), *rows]
         if interface == "numpy":
@@ -121,7 +129,7 @@ class RowFunction:
             first = len(arrays) - form.num_leaves
             arrays = [arrays[0], tree_unflatten(arrays[first:], form), *arrays[1:first]]
         try:
-            if seed is None or (self.seed_position or 0) < len(arrays):  # a context stands there
+            if seed is None or (self.seed_position or 0) < len(arrays):  # no such parameter, or a context in its place
                 return self.fn(*arrays)
             return self.fn(*arrays, seed=seed)
         finally:
@@ -131,7 +139,7 @@ class RowFunction:
                 self.seconds += time.perf_counter() - start
 
     def _checked(self, answer: object, points: Tensor) -> Tensor:
-        """The answer, [N, d_out] or [N, T, d_out], at least in the precision of the points and outside autograd."""
+        """The outputs [N, d_out] or [N, T, d_out] as a detached tensor, at least as precise as the points."""
         *lead, _ = self._as_given(points).shape
         if (
             type(answer) is Tensor
@@ -141,7 +149,7 @@ class RowFunction:
             and answer.layout == torch.strided
             and not answer.requires_grad
         ):
-            return answer  # as nearly always: what follows would cost more than a small box
+            return answer  # the usual case; the checks below would take longer than a small box
         if isinstance(answer, np.ndarray) and answer.dtype.kind in "fiub":
             answer = from_numpy(answer)
         if not isinstance(answer, Tensor):
@@ -166,6 +174,7 @@ class RowFunction:
         return answer.detach().to(points.device, self.dtype)
 
     def _checked_state(self, state: object, points: Tensor) -> tuple[Tensor, ...]:
+        """The tensors of a state that fn returned, detached and on the device of points."""
         try:
             tensors = [state_tensor(t) for t in tree_structure(self.state_form).flatten_up_to(state)]
         except (TypeError, ValueError, RuntimeError) as error:
@@ -180,13 +189,13 @@ class RowFunction:
 
 
 def from_numpy(array: np.ndarray) -> Tensor:
-    """A tensor of the array, whatever its byte order, precision or write protection."""
+    """The array as a tensor of the same dtype; of float64, if that is unsigned, long double or byte-swapped."""
     known = array.dtype.isnative and array.dtype.kind in "fib" and array.dtype != np.longdouble
     return torch.from_numpy(np.require(array, array.dtype if known else np.float64, ["C", "W"]))
 
 
 def snapshot_owner(fn: object) -> object | None:
-    """The object that keeps a state behind fn, if there is one: with methods `snapshot` and `restore`."""
+    """The object with methods `snapshot` and `restore`: fn, or the object that fn is a method of; None: neither has."""
     for candidate in (fn, getattr(fn, "__self__", None)):
         if callable(getattr(candidate, "snapshot", None)) and callable(getattr(candidate, "restore", None)):
             return candidate
@@ -194,7 +203,7 @@ def snapshot_owner(fn: object) -> object | None:
 
 
 def state_tensor(value: object) -> Tensor:
-    """A part of a state as a tensor, whatever kind of numbers it has."""
+    """The value as a tensor, copied if it is an array. Raises TypeError if it is neither a tensor nor an array."""
     if isinstance(value, np.ndarray):
         return torch.as_tensor(value.copy(), device="cpu")
     if not isinstance(value, Tensor):

@@ -1,4 +1,4 @@
-"""The rows that a box is given: checks of them, and the range that they are kept in.
+"""Checks of the inputs of a box, and the limits that they are clamped to.
 
 Each error names the argument, what was expected, and what to do.
 """
@@ -12,15 +12,18 @@ from torch import Tensor
 
 
 def check_callable(fn: object) -> None:
-    """Refuse what cannot be called."""
+    """Raise TypeError if fn is not callable."""
     if not callable(fn):
         raise TypeError(f"fn must be callable, got {type(fn).__name__}")
 
 
 def check_input(x: Tensor, in_features: int | None, in_time: bool = False) -> None:
-    """Refuse an x that is not [..., in_features] of floating point, with time before the features if it has that.
+    """Raise an error unless x is a dense floating-point tensor [..., in_features] that is not empty.
 
-    None: there may be any number of features.
+    Args:
+        x: The inputs.
+        in_features: The number of inputs. None: any number.
+        in_time: Whether rows are sequences, so that x must be [..., T, in_features].
     """
     if not isinstance(x, Tensor):
         raise TypeError(f"x must be a torch tensor, got {type(x).__name__}")
@@ -34,14 +37,14 @@ def check_input(x: Tensor, in_features: int | None, in_time: bool = False) -> No
 
 
 def check_rows(x: Tensor) -> None:
-    """Refuse an x that is not rows [N, d] of floating point."""
+    """Raise an error unless x is a floating-point tensor [N, d] that is not empty."""
     check_input(x, None)
     if x.ndim != 2:
         raise ValueError(f"x must be rows, [N, d], got {list(x.shape)}")
 
 
 def context_rows(context: tuple[Tensor, ...], lead: torch.Size) -> tuple[Tensor, ...]:
-    """Every context as rows, [N, ...], given that x has the leading shape `lead`."""
+    """The contexts, detached and reshaped from [*lead, ...] to rows [N, ...]; `lead` is that of x [*lead, d]."""
     for i, c in enumerate(context):
         if not isinstance(c, Tensor):
             raise TypeError(f"context {i} must be a torch tensor, got {type(c).__name__}")
@@ -52,7 +55,7 @@ def context_rows(context: tuple[Tensor, ...], lead: torch.Size) -> tuple[Tensor,
 
 
 class Limits:
-    """The range that the box may be asked about, as tensors for whichever dtype and device x has.
+    """The range of inputs in which the box may be evaluated, as tensors in the dtype and on the device of x.
 
     Args:
         limits: (low, high), each a number or one number per input.
@@ -74,11 +77,11 @@ class Limits:
         self._made: dict[tuple[torch.dtype, torch.device], tuple[Tensor, Tensor]] = {}
 
     def numbers(self) -> tuple[list[float], list[float]]:
-        """Low and high of every input, as they were given."""
+        """The lower and the upper limit of every input, as they were given."""
         return self._exact[0].tolist(), self._exact[1].tolist()
 
     def like(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Low and high, each like the rows of x [N, d], or [N, T·d]. Rounded inwards: no point may lie outside."""
+        """The lower and the upper limits, [d] or [T·d] like a row of x. They are rounded inwards to the dtype of x."""
         key = (x.dtype, x.device)
         if key not in self._made:
             low, high = (limit.to(x.dtype) for limit in self._exact)
@@ -92,5 +95,5 @@ class Limits:
         return low.repeat(times), high.repeat(times)
 
     def clamped(self, x: Tensor) -> Tensor:
-        """The rows x [B, d], kept inside."""
+        """The rows x [B, d], clamped to the limits."""
         return x.clamp(*self.like(x))

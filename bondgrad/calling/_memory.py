@@ -1,7 +1,8 @@
-"""Boxes that remember: what they carry from one call to the next.
+"""Boxes with memory: the state that they carry from one call to the next.
 
-There are two streams, one for training and one for evaluation, so that looking at a test set does not disturb training.
-Only forward passes move a stream on. Perturbed evaluations start from what was remembered before their forward pass.
+There are two streams of states, one for training and one for evaluation, so that evaluating a test set does not change
+the state of training. Only forward passes advance a stream. Perturbed evaluations start from the state before their
+forward pass.
 """
 
 import contextlib
@@ -16,11 +17,11 @@ from torch.utils._pytree import tree_leaves, tree_map
 from bondgrad.calling._function import RowFunction, snapshot_owner, state_tensor
 from bondgrad.errors import BoxError
 
-Leaves = tuple[Tensor, ...]  # of a state, [N, ...] each
+Leaves = tuple[Tensor, ...]  # the tensors of a state, [N, ...] each
 
 
 class ExplicitState(nn.Module):
-    """A state of tensors that goes in and comes out: fn(x, state) -> (y, state).
+    """A state of tensors that the box takes and returns: fn(x, state) -> (y, state).
 
     Args:
         initial: A tensor, or tuples, lists and dictionaries of them; [N, ...] each, or [1, ...] for any number of rows.
@@ -28,7 +29,7 @@ class ExplicitState(nn.Module):
 
     def __init__(self, initial: Any) -> None:  # noqa: ANN401
         super().__init__()
-        self.form = tree_map(type, initial)  # how a state is made of tensors
+        self.form = tree_map(type, initial)  # the nesting of tuples, lists and dictionaries
         try:
             self.initial: Leaves = tuple(state_tensor(leaf).detach().clone() for leaf in tree_leaves(initial))
         except (TypeError, ValueError, RuntimeError) as error:
@@ -38,53 +39,53 @@ class ExplicitState(nn.Module):
                 "state must be tensors with one entry per row first, [N, ...], or [1, ...] for any number of rows, got "
                 f"{[list(leaf.shape) for leaf in self.initial]}"
             )
-        self._now: dict[bool, Leaves | None] = {True: None, False: None}
-        self._fresh: set[bool] = set()  # streams that were reset, so that their tensors are those of `initial` again
+        self._now: dict[bool, Leaves | None] = {True: None, False: None}  # by `training`; None: as `initial`
+        self._fresh: set[bool] = set()  # streams that were reset, and have not advanced since
 
     def before(self, rows: int, training: bool, device: torch.device) -> Leaves:
-        """What the box remembers before a forward pass with so many rows, in memory of its own."""
+        """A copy of the state before a forward pass with that number of rows."""
         now = self._now[training]
         advice = "its batches must be of one size (drop_last=True), or box.reset() called where a new stream begins"
-        if now is None or (training in self._fresh and len(now[0]) != rows):  # a new stream may have other rows
-            now, advice = self._beginning(rows, device), "state must be for that many rows, or for one"
+        if now is None or (training in self._fresh and len(now[0]) != rows):  # a new stream: any number of rows
+            now, advice = self._initial_state(rows, device), "state must be for that many rows, or for one"
         for leaf in now:
             if len(leaf) != rows:
                 raise BoxError(f"this box remembers {len(leaf)} rows, but was given {rows}: {advice}")
         return tuple(leaf.to(device, copy=True) for leaf in now)
 
-    def _beginning(self, rows: int, device: torch.device) -> Leaves:
-        """The initial state; for so many rows, if it is for any number of them."""
+    def _initial_state(self, rows: int, device: torch.device) -> Leaves:
+        """The initial state; expanded to that number of rows, if it is given for one."""
         return tuple(leaf.to(device).expand(rows if len(leaf) == 1 else -1, *leaf.shape[1:]) for leaf in self.initial)
 
     def advance(self, after: Leaves, training: bool) -> None:
-        """Keep what the box remembers after a forward pass: in place where possible, as captured graphs require."""
+        """Keep the state after a forward pass, in place where possible: captured graphs use the same memory."""
         if not _overwritten(self._now[training], after):
             self._now[training] = _copied(after)
         self.went_on(training)
 
     def went_on(self, training: bool) -> None:
-        """Note that a stream has left its beginning. Replays of a graph call this, since they change tensors only."""
+        """Note that a stream has advanced. Called after the replay of a graph too, which changes tensors only."""
         self._fresh.discard(training)
 
     def reset(self, training: bool) -> None:
-        """Begin a stream anew. In place as well, where possible."""
+        """Set a stream to the initial state, in place where possible."""
         now = self._now[training]
-        if now is not None and not _overwritten(now, self._beginning(len(now[0]), now[0].device)):
+        if now is not None and not _overwritten(now, self._initial_state(len(now[0]), now[0].device)):
             self._now[training] = None
         self._fresh.add(training)
 
     def switch(self, training: bool) -> None:
-        """Change to another stream. That for evaluation begins anew each time."""
+        """Change to another stream. The one for evaluation starts from the initial state each time."""
         if not training:
             self.reset(False)
 
     def get_extra_state(self) -> dict[str, Leaves | None]:
-        """For `state_dict`."""
+        """What `state_dict` saves."""
         train, evaluation = (None if mode in self._fresh else _copied(self._now[mode]) for mode in (True, False))
         return {"train": train, "eval": evaluation}
 
     def set_extra_state(self, state: dict[str, Leaves | None]) -> None:
-        """The counterpart of `get_extra_state`."""
+        """Load what `get_extra_state` returned."""
         for leaves in state.values():
             if leaves is not None and len(leaves) != len(self.initial):
                 raise ValueError(f"a state of {len(leaves)} tensors does not fit a box with {len(self.initial)}")
@@ -94,40 +95,40 @@ class ExplicitState(nn.Module):
                 self.advance(leaves, mode)
 
     def places(self, training: bool) -> tuple[int, ...] | None:
-        """Where in memory the state lies that a captured graph works with; None: it has to be made first."""
+        """The addresses of the tensors of the state, for captured graphs; None: there are no tensors yet."""
         now = self._now[training]
         return None if now is None else tuple(leaf.data_ptr() for leaf in now)
 
 
 class InternalState(nn.Module):
-    """A box that keeps its state to itself: fn.snapshot() gives it away, fn.restore(snapshot) brings it back.
+    """The state of a box that keeps it inside: fn.snapshot() returns it, fn.restore(snapshot) sets it.
 
-    Such a box is called with all rows of a batch and nothing else, since what it remembers may be about those rows. A
-    snapshot is restored many times, so the box must leave it as it is.
+    Such a box is always called with all rows of a batch, since its state may belong to those rows. A snapshot is
+    restored many times, so the box must not change it.
     """
 
     def __init__(self, fn: Any, training: bool) -> None:  # noqa: ANN401
         super().__init__()
-        self._box = (fn,)  # in a tuple: it is not a part of this module
+        self._box = (fn,)  # in a tuple, so that a box that is a module does not become a submodule
         self.initial = fn.snapshot()
-        self._training, self._other = training, None  # the stream that goes on, and what the other was left with
+        self._training, self._other = training, None  # the stream that is in the box, and the last state of the other
 
     def before(self, _rows: int, training: bool, _device: torch.device) -> Any:  # noqa: ANN401
-        """What the box remembers before a forward pass, as something that stays as it is."""
+        """A snapshot of the state before a forward pass."""
         self.switch(training)
         return self._box[0].snapshot()
 
     def restore(self, before: Any) -> None:  # noqa: ANN401
-        """Remember what was remembered then."""
+        """Set the state of the box to an earlier snapshot."""
         self._box[0].restore(before)
 
     def reset(self, training: bool) -> None:
-        """Begin a stream anew."""
+        """Switch to a stream, and set it to the initial state."""
         self.switch(training)
         self.restore(self.initial)
 
     def switch(self, training: bool) -> None:
-        """Change to another stream. That for evaluation begins anew each time."""
+        """Change to another stream. The one for evaluation starts from the initial state each time."""
         if training == self._training:
             return
         now = self._box[0].snapshot()
@@ -135,7 +136,7 @@ class InternalState(nn.Module):
         self._training, self._other = training, now
 
     def from_snapshot(self, before: Any, function: Callable[..., Tensor]) -> Callable[..., Tensor]:  # noqa: ANN401
-        """The function as it answers when the box remembers what it did then."""
+        """The function, with the state of the box set to the snapshot `before` ahead of every call."""
 
         def from_before(points: Tensor, *rows: Tensor, seed: int | None = None) -> Tensor:
             self.restore(before)
@@ -145,18 +146,20 @@ class InternalState(nn.Module):
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """Afterwards the box remembers what it did before, whatever was asked of it meanwhile."""
-        with contextlib.ExitStack() as stack:
-            stack.callback(self.restore, self._box[0].snapshot())
+        """A context after which the state of the box is what it was before."""
+        before = self._box[0].snapshot()
+        try:
             yield
+        finally:
+            self.restore(before)
 
     def get_extra_state(self) -> dict[str, Any]:
-        """For `state_dict`."""
+        """What `state_dict` saves."""
         return {"now": self._box[0].snapshot(), "other": self._other, "training": self._training}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """The counterpart of `get_extra_state`."""
-        # The mode of a module is not a part of its state, so the streams change places if need be.
+        """Load what `get_extra_state` returned."""
+        # The mode of a module is not saved: if it is another one now, the two streams are swapped.
         same = state["training"] == self._training
         self._other = state["other" if same else "now"]
         now = state["now" if same else "other"]
@@ -165,25 +168,25 @@ class InternalState(nn.Module):
 
 Memory = ExplicitState | InternalState
 
-# Layers around one and the same box share its memory.
+# Layers of the same box share its `InternalState`, by the id of the box.
 _shared: "weakref.WeakValueDictionary[int, InternalState]" = weakref.WeakValueDictionary()
 
 
 def find_memory(fn: Callable[..., Any], state: object, training: bool) -> Memory | None:
-    """The kind that a box has, if any."""
+    """The memory of a box: internal if fn has `snapshot`, explicit if `state` is given; None if it has none."""
     owner = snapshot_owner(fn)
     if owner is None:
         return None if state is None else ExplicitState(state)
     if state is not None:
         raise ValueError("fn has snapshot() and restore(), so it keeps its own state: leave out state")
-    memory = _shared.get(id(owner))  # the owner of a memory lives at least as long, so this number is still its own
+    memory = _shared.get(id(owner))  # ids are not reused meanwhile: the memory keeps its owner alive
     if memory is None:
         memory = _shared[id(owner)] = InternalState(owner, training)
     return memory
 
 
 class StateRecorder:
-    """A function with memory, as one without that writes down what it remembers after each call."""
+    """Calls a function with a state and returns its outputs only; the states after the calls are recorded."""
 
     def __init__(self, function: RowFunction) -> None:
         self.function = function
@@ -192,11 +195,11 @@ class StateRecorder:
     def __call__(self, points: Tensor, *rows: Tensor, seed: int | None = None) -> Tensor:
         """See `RowFunction.__call__`."""
         y, after = self.function.advance(points, *rows, seed=seed)
-        self._after.append(tuple(leaf.clone() for leaf in after))  # a box may answer in the same memory each time
+        self._after.append(tuple(leaf.clone() for leaf in after))  # a box may return the same tensors each time
         return y
 
     def take(self, rows: int) -> Leaves:
-        """What was remembered after the last calls, which had so many rows. Calls before may have been in vain."""
+        """The state of the last `rows` rows that were evaluated. Earlier calls may have been attempts that failed."""
         after, self._after = self._after, []
         return after[0] if len(after) == 1 else tuple(torch.cat(leaves)[-rows:] for leaves in zip(*after, strict=True))
 
@@ -206,7 +209,7 @@ def _copied(leaves: Leaves | None) -> Leaves | None:
 
 
 def _overwritten(old: Leaves | None, new: Leaves) -> bool:
-    """Write the new state into the memory of the old one, if both are of one kind. Returns whether they are."""
+    """Copy the new state into the tensors of the old one, if shapes and dtypes agree. Returns whether they do."""
     if old is None or list(map(_kind, old)) != list(map(_kind, new)):
         return False
     torch._foreach_copy_(old, new)
@@ -214,5 +217,5 @@ def _overwritten(old: Leaves | None, new: Leaves) -> bool:
 
 
 def _kind(t: Tensor) -> tuple[torch.Size, torch.dtype, torch.device, bool]:
-    """What must be alike in two tensors, for one to be written into the other."""
+    """What two tensors must have in common, for one to be copied into the other in place."""
     return t.shape, t.dtype, t.device, t.is_inference() and not torch.is_inference_mode_enabled()

@@ -1,4 +1,4 @@
-"""A box that is an nn.Module: its mode, its tensors, and where they are."""
+"""Boxes that are an nn.Module: their parameters and buffers, their device, and their mode."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ from bondgrad.errors import BoxError
 
 
 class ModuleTensors:
-    """The parameters and buffers that a function works with, if it is a module; none otherwise.
+    """The parameters and buffers of a function that is an nn.Module; of other functions, none.
 
     Dictionaries and keys are kept instead of tensors, since the tensors may be replaced.
     """
@@ -22,21 +22,21 @@ class ModuleTensors:
         self._tensors = self._parameters + entries([m._buffers for m in modules])
 
     def device(self) -> torch.device | None:
-        """Where the module works; None: it has no tensors."""
+        """The device of the first parameter or buffer; None: there are none."""
         for tensors, name in self._tensors:
             if (current := tensors.get(name)) is not None:
                 return current.device  # type: ignore[no-any-return]
         return None
 
     def parameters(self) -> list[Tensor | None]:
-        """Those that the module works with at this moment."""
+        """The parameters that the module has now; None in the place of one that was removed."""
         return [tensors.get(name) for tensors, name in self._parameters]
 
     def check_parameters(self, before: list[Tensor | None]) -> None:
-        """Refuse to go on with others than those of the forward pass: those that `functional_call` gave are gone."""
+        """Raise BoxError if the parameters are not those `before`, as after `functional_call`, which replaces them."""
         try:
             same = all(a is b or torch.equal(a, b) for a, b in zip(before, self.parameters(), strict=True))  # type: ignore[arg-type]
-        except (RuntimeError, TypeError, ValueError):  # of a transform that is over; gone; of a box with more or fewer
+        except (RuntimeError, TypeError, ValueError):  # a tensor of a transform that is over; None; other lengths
             same = False
         if not same:
             raise BoxError(
@@ -46,27 +46,29 @@ class ModuleTensors:
 
 
 def entries(dictionaries: list[Any]) -> list[tuple[dict[str, Any], str]]:
-    """What is in them. Compiled modules (TorchScript) have none that can be looked into."""
+    """Each dictionary with each key that has a value. TorchScript modules have no dictionaries: they are left out."""
     real = [tensors for tensors in dictionaries if isinstance(tensors, dict)]
     return [(tensors, name) for tensors in real for name, t in tensors.items() if t is not None]
 
 
 def freeze(module: nn.Module) -> nn.Module:
-    """The module, not to be trained and in eval mode, as far as it can be: exported ones have no modes."""
+    """The module itself, with parameters that need no gradient, and in eval mode if it has modes."""
     for parameter in module.parameters():
         if not nn.parameter.is_lazy(parameter):
             parameter.requires_grad_(False)
-    with contextlib.suppress(NotImplementedError):
+    with contextlib.suppress(NotImplementedError):  # exported modules have no modes
         module.eval()
     return module
 
 
 @contextlib.contextmanager
 def in_eval_mode(fn: object) -> Iterator[None]:
-    """Meanwhile every module of fn, if it is one, is in eval mode; afterwards each is as it was."""
+    """A context in which fn, if it is a module, and its submodules are in eval mode; their modes are restored after."""
     modules = [module for module in fn.modules() if module.training] if isinstance(fn, nn.Module) else []
-    with contextlib.ExitStack() as stack:
+    try:
         for module in modules:
-            stack.callback(setattr, module, "training", True)
             module.training = False
         yield
+    finally:
+        for module in modules:
+            module.training = True

@@ -1,4 +1,4 @@
-"""Whether a function takes tensors or arrays, as far as that can be told without calling it."""
+"""Reading the signature and the code of a function: array types that it takes, and its `seed` parameter."""
 
 import contextlib
 import functools
@@ -15,7 +15,7 @@ Interface = Literal["torch", "numpy"]
 
 
 def find_interfaces(fn: Callable[..., Any]) -> tuple[Interface, ...]:
-    """Whether fn takes tensors or arrays, as far as that can be told without calling it: what to try, in order."""
+    """The kinds of arrays that fn may take, in the order in which to try them; a single one where that is certain."""
     annotation = str(next((parameter.annotation for parameter in parameters(fn).values()), ""))
     if isinstance(fn, nn.Module) or "Tensor" in annotation:
         return ("torch",)
@@ -25,15 +25,15 @@ def find_interfaces(fn: Callable[..., Any]) -> tuple[Interface, ...]:
         fn = fn.func
     fn = inspect.unwrap(fn)
     function = fn if inspect.isroutine(fn) else type(fn).__call__
-    function = getattr(function, "__func__", function)  # of a bound method
+    function = getattr(function, "__func__", function)  # the function of a bound method
     values = referenced_values(function) if inspect.isfunction(function) else ()
     libraries = {library_of(value) for value in values}
-    # Code that names both takes tensors and converts.
+    # A function that refers to both libraries takes tensors, and converts them.
     return ("numpy", "torch") if "numpy" in libraries and "torch" not in libraries else ("torch", "numpy")
 
 
 def seed_position(fn: Callable[..., Any]) -> float | None:
-    """Where among its arguments fn takes a parameter called `seed`; infinity, if by name only; None: it takes none."""
+    """The position of the parameter `seed` of fn; infinity if it is keyword-only; None if fn does not have it."""
     known = parameters(fn.forward if isinstance(fn, nn.Module) else fn)
     seed = known.get("seed")
     if seed is None or seed.kind not in (seed.POSITIONAL_OR_KEYWORD, seed.KEYWORD_ONLY):
@@ -43,7 +43,7 @@ def seed_position(fn: Callable[..., Any]) -> float | None:
 
 
 def parameters(fn: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """What fn takes, by name; nothing, if it is a builtin that does not say."""
+    """The parameters of fn by name; none for a builtin without a signature."""
     try:
         return inspect.signature(fn).parameters
     except (ValueError, TypeError):
@@ -51,15 +51,15 @@ def parameters(fn: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
 
 
 def referenced_values(function: FunctionType) -> Iterator[object]:
-    """What the globals and closure variables that the code of the function names are bound to."""
+    """The values of the closure variables, and of the global variables that the code of the function refers to."""
     for cell in function.__closure__ or ():
-        with contextlib.suppress(ValueError):  # of a variable not assigned yet
+        with contextlib.suppress(ValueError):  # the variable is not assigned yet
             yield cell.cell_contents
     yield from (function.__globals__[name] for name in names(function.__code__) if name in function.__globals__)
 
 
 def names(code: CodeType) -> Iterator[str]:
-    """What the code names, and the code of functions inside."""
+    """The names of globals and attributes in the code, and in the code of functions defined inside it."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

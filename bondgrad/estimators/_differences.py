@@ -1,6 +1,6 @@
-"""Differences between the two ends of a move, where either end may have failed, in requests of limited size.
+"""Differences between the two ends of a move, where either evaluation may have failed, in requests of limited size.
 
-`column_vjp` makes a gradient of those along one input, or one group of inputs, at a time.
+`column_vjp` computes a gradient from differences along one input, or one group of inputs, at a time.
 """
 
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ from bondgrad.structure._groups import GroupSubset
 def chunks(batch: int, items: int, points: int, max_rows: int, whole: bool = False) -> list[tuple[slice, slice]]:
     """Divide the points around a batch of rows into requests of at most `max_rows` points.
 
-    A request has all moves of some rows while one row's moves fit, so that the box sees the points of a sample next to
-    each other, and else some moves of one row. The sizes depend on the arguments alone, and are as equal as possible,
-    since equal shapes give equal rounding.
+    If the moves of one row fit into a request, each request has all moves of some rows, so that the points of a row are
+    next to each other; otherwise it has some moves of one row. The sizes depend on the arguments alone, and are as
+    equal as possible, since equal shapes give equal rounding.
 
     Args:
         batch: The number of rows.
@@ -36,6 +36,7 @@ def chunks(batch: int, items: int, points: int, max_rows: int, whole: bool = Fal
 
 
 def _even_slices(total: int, largest: int) -> list[slice]:
+    """Slices that divide range(total) as equally as possible, with at most `largest` numbers each."""
     count = -(-total // max(1, largest))
     return [slice(total * i // count, total * (i + 1) // count) for i in range(count)]
 
@@ -113,7 +114,7 @@ def column_vjp(site: Site, evaluate: Evaluate, max_rows: int, signs: Sequence[in
         else:
             part = groups.subset(which, x.device)
             slopes = _grouped_slopes(near, evaluate, [end[rows] for end in ends], rows, part)
-            g[rows, part.inputs] = slopes.to(g.dtype)  # a box may answer in higher precision than x has
+            g[rows, part.inputs] = slopes.to(g.dtype)  # outputs may be more precise than x
     return g
 
 

@@ -74,9 +74,9 @@ class Estimator(ABC):
 
     @abstractmethod
     def evaluations(self, groups: int) -> int:
-        """How many evaluations one gradient costs per row, beyond that of the forward pass.
+        """The number of evaluations per row that one gradient costs, beyond that of the forward pass.
 
-        `BlackBox` reserves memory for so many points, and reports of costs quote it.
+        `BlackBox` reserves memory for that many points, and reports of costs quote it.
 
         Args:
             groups: The number of groups of inputs that can move together, at most the number of inputs.

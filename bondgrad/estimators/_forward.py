@@ -1,4 +1,4 @@
-"""Forward differences."""
+"""Forward differences: half the cost of central ones, and a larger error."""
 
 import torch
 from torch import Tensor

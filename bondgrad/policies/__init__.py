@@ -1,4 +1,4 @@
-"""Policies: how far each input is moved."""
+"""Policies: how far each input is moved for a difference."""
 
 import warnings
 
@@ -18,7 +18,7 @@ _FORMER_NAMES = {"First": StartingPoint, "Trial": StepTrial}
 
 
 def __getattr__(name: str) -> type:
-    """Former names, which warn."""
+    """The class of a former name, with a deprecation warning."""
     if name not in _FORMER_NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     now = _FORMER_NAMES[name]

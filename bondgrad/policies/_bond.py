@@ -1,4 +1,4 @@
-"""The paper's policy: bounds on the step from running moments of the gradient at the box's inputs."""
+"""The policy of the paper: bounds of the step from running moments of the gradient at the inputs of the box."""
 
 import functools
 import math
@@ -16,8 +16,8 @@ from bondgrad.torch_support import _device as device
 Bounds = Literal["bond", "sqrt6", "error-terms", "adam", "max-v"]
 Reduce = Literal["sum", "mean", "mean-abs"]
 
-LEAST_STEP = 0.01  # in units of the longest step that is right for a box that bends on the scale of its inputs
-LARGEST_SQUARE = 1e34  # of a gradient that is remembered: a thousand of them must not overflow
+LEAST_STEP = 0.01  # the shortest step, in units of the longest, cbrt(3 b) times the root mean square of the input
+LARGEST_SQUARE = 1e34  # of a gradient that enters the moments: the sum of a thousand must not overflow
 
 
 class Bond(Policy):
@@ -32,18 +32,18 @@ class Bond(Policy):
     sign(z)·max(|z|, b).
 
     The formulas are made safe for any box. Where lower > upper, which is common with many inputs, the draw is between
-    the two all the same. A step is kept between a hundredth and the whole of cbrt(3 b) times the root mean square of
-    its input over the batch, which is what `Optimal` says of a box that bends on the scale of its inputs. A gradient
-    that is zero or not finite never enters the moments.
+    the two as well. A step is clamped between a hundredth and the whole of cbrt(3 b) times the root mean square of its
+    input over the batch, which is the step of `Optimal` for a box whose third derivative is 1 in units of its inputs. A
+    gradient that is zero or not finite never enters the moments.
 
     Args:
         bounds: Which formulas. "bond": the above. "sqrt6": upper_i times sqrt(6), lower_i = b / |m̂_i|. "max-v": v̂_i
             replaced by its maximum. "adam": upper_i = eta·|m̂_i| / sqrt(v̂_i). "error-terms": the derivation before it
             was simplified, with the simple bounds where it has no solution.
-        reduce: How the batch becomes one gradient per input.
-        betas: Decay of the two moments.
+        reduce: How the gradients of the rows become one per input.
+        betas: Decay per step of the two moments.
         eta: The learning rate in the "adam" bound.
-        max_step: Largest step, instead of the range above. `math.inf`: the literal formulas.
+        max_step: Largest step, instead of the range above. `math.inf`: the formulas without any clamping.
 
     Reference: the paper's Algorithms 1-3 and the appendix on bounds.
     """
@@ -68,28 +68,28 @@ class Bond(Policy):
 
     def init(self, in_features: int) -> State:
         """See `Policy.init`."""
-        # Discounted sums over the steps so far: of g, of g², and of 1, discounted like either. Their quotients are
-        # Adam's bias-corrected moments. All zero: nothing seen yet.
+        # [0]: sums of g and of g² over the steps so far, discounted by `betas`. [1]: sums of ones, discounted likewise.
+        # Their quotients are the bias-corrected moments of Adam. Zero: no gradient was seen yet.
         state = {"sums": torch.zeros(2, 2, in_features, dtype=torch.float32)}
         if self.bounds == "error-terms":
-            # The last gradient, and the last step's root mean square.
+            # The last gradient, and the root mean square of the last steps.
             state["last"] = torch.zeros(2, in_features, dtype=torch.float32)
         return state
 
     def measure(self, x: Tensor) -> Tensor:
-        """See `Policy.measure`: the squares, for `_within_reason`."""
+        """See `Policy.measure`: sums of squares [d], for `_clamped`."""
         return x.square().sum(0)
 
     def steps(self, state: State, batch: Batch, n: int, noise: float) -> Steps:
         """See `Policy.steps`."""
         x = batch.x
         sums, weights = state["sums"].to(x.dtype).unbind()
-        m, v = (sums / weights).unbind()  # [d] each; NaN where nothing was seen
+        m, v = (sums / weights).unbind()  # [d] each; NaN where no gradient was seen
         magnitude = m.abs()
         smallest, largest = magnitude.aminmax()
         seen = None
         if not device.reading_is_free(x.device) or not float(smallest) > 0:
-            seen = magnitude > 0  # nor is anything known of an input where all that was seen cancels
+            seen = magnitude > 0  # False also where the sum of the gradients is zero
             smallest = torch.where(seen, magnitude, math.inf).amin()
             largest = torch.where(seen, magnitude, 0).amax()
         lower, upper = self._bounds(magnitude, v, smallest, largest, noise)
@@ -100,18 +100,18 @@ class Bond(Policy):
             upper = torch.where(torch.isfinite(high), high, upper)
         u = batch.uniform(n)
         fraction = u.abs()
-        size = torch.lerp(lower, upper, fraction)  # either may be the larger
+        size = torch.lerp(lower, upper, fraction)  # either bound may be the larger
         if seen is not None:
-            # |z| of a normal draw, from the same random number. erfinv(1) is infinite, so 1 is kept out of reach.
+            # |z| of a normal draw, from the same random number, which is kept below 1 since erfinv(1) is infinite.
             z = torch.erfinv(fraction * (1 - torch.finfo(x.dtype).eps)) * math.sqrt(2 * noise)
             size = torch.where(seen, size, z.clamp(min=noise))
-        return Steps(self._within_reason(size, batch, noise), u, lower, upper)
+        return Steps(self._clamped(size, batch, noise), u, lower, upper)
 
-    def _within_reason(self, size: Tensor, batch: Batch, noise: float) -> Tensor:
-        """The sizes, kept to what can be right for inputs of the scale of x, or to `max_step`."""
+    def _clamped(self, size: Tensor, batch: Batch, noise: float) -> Tensor:
+        """The sizes, clamped to a range relative to the root mean square of each input, or to `max_step`."""
         if self.max_step is not None:
             return size.clamp(max=self.max_step)
-        first = math.sqrt(noise)  # the first step's scale, for inputs that are all zero, or not all finite
+        first = math.sqrt(noise)  # the scale of the first step, for inputs that are all zero or not all finite
         norm = torch.linalg.vector_norm(batch.x, dim=0) if batch.sums is None else batch.sums.sqrt()  # [d]
         best = norm.mul_(math.cbrt(3 * noise) / math.sqrt(batch.rows))
         if not _all_positive_and_below(best, math.inf):
@@ -120,14 +120,14 @@ class Bond(Policy):
         return torch.clamp(size, best * LEAST_STEP, best)
 
     def _bounds(self, m: Tensor, v: Tensor, smallest: Tensor, largest: Tensor, noise: float) -> tuple[Tensor, Tensor]:
-        """The simple lower and upper bound, [d] or one for all; without meaning for inputs not seen.
+        """The simple lower and upper bound, [d] or one for all; not valid for inputs without a gradient so far.
 
         Args:
             m: [d] magnitude of the first moment.
             v: [d] second moment.
-            smallest: The least m of an input seen.
-            largest: The largest.
-            noise: b.
+            smallest: The smallest m of the inputs with a gradient.
+            largest: The largest m of these.
+            noise: Half-width b of the noise.
         """
         lower = smallest.reciprocal().mul_(noise)
         if self.bounds == "adam":
@@ -144,17 +144,17 @@ class Bond(Policy):
             m: [d] first moment.
             v: [d] second moment, for the third derivative.
             g: [d] the last gradient.
-            step: [d] the last step's root mean square.
-            noise: b.
+            step: [d] the root mean square of the last steps.
+            noise: Half-width b of the noise.
         """
         error = v / 6 * step.square() + noise / step + (m - g).abs()
-        crossing = (6 * noise / v).pow(1 / 3)  # the step at which truncation and noise weigh the same
+        crossing = (6 * noise / v).pow(1 / 3)  # the step at which truncation and noise are equal
         below = g.abs() - error - v / 6 * crossing.square()
         above = g.abs() - error - noise / crossing
         return noise / below.clamp_min(0), (6 / v * above).sqrt()
 
     def summarize(self, state: State, seen: Observation) -> Tensor:
-        """See `Policy.summarize`: [d] of gradients, or [2, d] with the squares of the steps."""
+        """See `Policy.summarize`: sums of gradients [d]; for "error-terms" [2, d], with sums of squared steps."""
         total = torch.linalg.vector_norm(seen.g, 1, dim=0) if self.reduce == "mean-abs" else seen.g.sum(0)
         if self.bounds != "error-terms":
             return total
@@ -177,7 +177,7 @@ class Bond(Policy):
 
 
 def _all_positive_and_below(values: Tensor, limit: float) -> bool:
-    """Whether it is known without waiting for the device that all are, which nearly always spares further work."""
+    """Whether all values are above zero and below the limit; False on a device that would have to be waited for."""
     if not device.reading_is_free(values.device):
         return False
     least, most = map(float, values.aminmax())
@@ -186,6 +186,6 @@ def _all_positive_and_below(values: Tensor, limit: float) -> bool:
 
 @functools.cache
 def _constants(betas: tuple[float, float], in_features: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The decays of the sums, [2, 1], and ones, [d]: made once."""
+    """The decays of the sums [2, 1] and ones [d], cached."""
     decay = torch.tensor(betas, dtype=torch.float32, device=device).unsqueeze(1)
     return decay, torch.ones(in_features, dtype=torch.float32, device=device)

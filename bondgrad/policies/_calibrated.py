@@ -1,4 +1,4 @@
-"""Steps from measured noise and curvature."""
+"""The default policy: steps from measured noise and curvature."""
 
 import math
 from dataclasses import dataclass
@@ -14,51 +14,53 @@ from bondgrad.policies._policy import Batch, MeasuringPolicy, Observation, State
 
 @dataclass(frozen=True)
 class CalibrationSettings:
-    """How trials become steps. The values were found on the boxes of `benchmarks/calibrated.py`."""
+    """Constants of `Calibrated`. The values were tuned on the boxes of `benchmarks/calibrated.py`."""
 
-    trial_rows: int = 16  # rows that make a whole trial; a smaller batch counts as `small_trials` of them at most
-    small_trials: int = 4
-    rounds: tuple[int, ...] = (1, 1, 2, 2, 3, 4, 6, 8)  # trials before steps change: few at first, then more
-    signal: float = 3.0  # standard deviations by which slopes must exceed noise to say anything
-    finest: float = 1e-10  # of the slopes' square: less noise is worth no longer step, less bending no shorter one
-    doubt: float = 2.0  # times the noise that bending and slopes must exceed: of rounded outputs it falls more slowly
-    one_sided_noise: float = 4.0  # times the usual variance, where one of the two ends failed
+    trial_rows: int = 16  # the number of rows of a whole trial
+    small_trials: int = 4  # the number of batches that make a whole trial at most, where batches are small
+    rounds: tuple[int, ...] = (1, 1, 2, 2, 3, 4, 6, 8)  # whole trials in each round; after a round steps change
+    signal: float = 3.0  # standard errors by which slopes must exceed the noise to count as a signal
+    finest: float = 1e-10  # of the squared slopes: less noise than this lengthens no step, less bending shortens none
+    doubt: float = 2.0  # factor on the noise in `_ratio` and `_bending`: that of rounding falls more slowly with h
+    one_sided_noise: float = 4.0  # factor on the variance of a slope where one of the two ends failed
     most_stretched: float = 0.25  # relative growth of all slopes of an input that is accepted
-    most_shrunk: float = 0.1  # relative decrease of them that is accepted; a box that saturates shows too little of it
-    stretch_harm: float = 0.1  # weight of such a common factor, beside an error that differs from row to row
-    farthest: float = 1.5  # longest step, in units of the spread
-    farthest_when_calm: float = 4.0  # the same where most inputs go that far and the box is calm
-    calm_stretch: float = 0.03  # a box is calm where slopes are stretched by less than this,
-    calm_sound: float = 0.8  # and more than this part of the rows had all their answers
-    past_weight: float = 0.5  # of the past, when noise or spread are measured again
-    changed_noise: float = 4.0  # factor of the variance from which on the past has no weight
+    most_shrunk: float = 0.1  # relative decrease that is accepted; less, since saturation is underestimated
+    stretch_harm: float = 0.1  # weight of such a common factor, relative to an error that differs from row to row
+    farthest: float = 1.5  # longest step, in units of the spread of the input
+    farthest_when_calm: float = 4.0  # longest step where most inputs reach `farthest` and most are calm
+    calm_stretch: float = 0.03  # an input is calm if its slopes are stretched by less than this,
+    calm_sound: float = 0.8  # and if at more than this part of the rows no evaluation failed
+    past_weight: float = 0.5  # weight of the earlier value, when noise or spread are measured again
+    changed_noise: float = 4.0  # ratio of variances beyond which the earlier value has no weight
     shrunk_spread: float = 8.0  # factor by which the spread of a batch may fall before steps shrink with it
-    spread_rows: int = 8  # rows from which on the spread of a batch is believed
-    lost_noise: float = 100.0  # factor of the variance from which on all begins anew, if it also is
-    lost_share: float = 0.1  # at least this part of the slopes' square,
-    lost_rows: int = 4  # at that many rows or more
+    spread_rows: int = 8  # the least number of rows of a batch whose spread is used
+    # The policy starts again if the variance of slopes has grown by a factor of `lost_noise`, and is at least the part
+    # `lost_share` of the squared slopes, at `lost_rows` rows or more.
+    lost_noise: float = 100.0
+    lost_share: float = 0.1
+    lost_rows: int = 4
 
 
 SETTINGS = CalibrationSettings()
-FACTORS = torch.logspace(-2, 1, 25, base=2, dtype=torch.float32, device="cpu")[:, None]  # [25, 1] for one change
+FACTORS = torch.logspace(-2, 1, 25, base=2, dtype=torch.float32, device="cpu")[:, None]  # [25, 1] changes of a step
 
 
 class TrialSums(NamedTuple):
     """Sums over the rows of trials, [d] each."""
 
-    rows: Tensor  # how many
+    rows: Tensor  # the number of rows with slopes at all three steps
     product: Tensor  # D(h)·D(2h)
     square: Tensor  # D(2h)²
     residual: Tensor  # the square of the part of D(h) that D(2h) does not predict
-    sound: Tensor  # how many rows had all their evaluations
-    noise: Tensor  # the variance of D(h) at those
+    sound: Tensor  # the number of rows at which no evaluation failed
+    noise: Tensor  # the variance of D(h) at those rows
 
 
 SUMS = len(TrialSums._fields)
 
 
 class Calibrated(MeasuringPolicy):
-    """The step that is best for noise and curvature as they are measured.
+    """Chooses the step with the least error for the measured noise and curvature.
 
     The error of a slope D(h) over a step h has two parts: noise, which falls with h, and bending (truncation), which
     grows with a power of h. A trial measures the slopes of some rows at h/2, h and 2h, for less than one evaluation in
@@ -96,14 +98,14 @@ class Calibrated(MeasuringPolicy):
         return {
             "step": zeros,  # h; zero: not known yet
             "noise": torch.zeros((), dtype=torch.float32),  # h² times the variance of D(h), in units²
-            "spread": zeros.clone(),
+            "spread": zeros.clone(),  # of the inputs: see `StartingPoint.reach`
             "sums": zeros.expand(SUMS, -1).clone(),  # over the rows of this round: see `TrialSums`
-            "unit": torch.ones((), dtype=torch.float32),  # of slopes, lest their squares overflow
-            "round": torch.zeros((), dtype=torch.float32),
+            "unit": torch.ones((), dtype=torch.float32),  # the unit of slopes, so that their squares do not overflow
+            "round": torch.zeros((), dtype=torch.float32),  # the number of completed rounds
         }
 
     def measure(self, x: Tensor) -> Tensor:
-        """See `Policy.measure`: for the spread."""
+        """See `Policy.measure`: the sums from which `Spread` follows."""
         return input_sums(x)
 
     def start(self, state: State, start: StartingPoint) -> State:
@@ -131,8 +133,8 @@ class Calibrated(MeasuringPolicy):
     def summarize(self, state: State, seen: Observation) -> Tensor:
         """See `Policy.summarize`: [SUMS + 5, d].
 
-        The last five rows tell other processes where this one stands: the spread and its weight, if there was a trial,
-        step and unit and their weight, if there is a step.
+        The last five rows are averaged over processes: the spread and its weight, which are zero without a trial; the
+        logarithms of step and unit and their weight, which are zero without a step.
         """
         step, trial = seen.steps.lower, seen.trial
         one = torch.ones_like(step)
@@ -146,14 +148,14 @@ class Calibrated(MeasuringPolicy):
         """See `Policy.observe`."""
         summary = summary.float()
         spread, tried, step, unit, weight = summary[SUMS:]
-        if self.needs_start(state) and float(weight.amin()) > 0:  # several processes: each has started by itself
+        if self.needs_start(state) and float(weight.amin()) > 0:  # several processes, each with a start of its own
             state = state | {"step": (step / weight).exp(), "unit": (unit / weight).exp().mean()}
         if self.needs_start(state) or not float(summary[0].amax()) > 0:  # no trial
             return state
         spread = spread / tried
-        if _is_another_box(state, summary):
+        if _noise_jumped(state, summary):
             return {name: value.to(spread.device) for name, value in self.init(len(spread)).items()}
-        shrinking = _shrinking(state, spread, rows)  # as `steps` had it
+        shrinking = _shrinking(state, spread, rows)  # the same factors as in `steps`
         new = (shrinking < 1) | (state["spread"] == 0)
         state = state | {
             "step": state["step"] * shrinking,
@@ -171,8 +173,8 @@ def _shrinking(state: State, spread: Tensor, rows: int) -> Tensor:
     return (allowed * spread / state["spread"]).clamp(max=1)
 
 
-def _is_another_box(state: State, summary: Tensor) -> bool:
-    """Whether there is so much more noise than there was that the steps have nothing to do with it."""
+def _noise_jumped(state: State, summary: Tensor) -> bool:
+    """Whether the noise has grown so much that the steps must be found anew: see `CalibrationSettings.lost_noise`."""
     sums = TrialSums(*summary[:SUMS])
     noise = (sums.noise / sums.sound).nanmedian()
     before = (state["noise"] / state["step"].square()).median()
@@ -196,25 +198,25 @@ def _sums(state: State, trial: StepTrial) -> Tensor:
 
 
 def _products(sums: TrialSums, variance: Tensor, differences: Differences) -> tuple[Tensor, Tensor]:
-    """Means over rows of D(h)·D(2h) and of D(2h)², [d] each, without what noise of that variance in D(h) adds."""
+    """Means over rows of D(h)·D(2h) and of D(2h)², [d] each, less what noise adds; `variance` is that of D(h)."""
     rows, (common, far) = sums.rows.clamp_min(1), map(float, noise_covariance(differences)[1:, 2])
     return sums.product / rows - variance * common, (sums.square / rows - variance * far).clamp_min(0)
 
 
 def _ratio(product: Tensor, square: Tensor, variance: Tensor) -> Tensor:
-    """The ratio [d] of D(h) to D(2h), from their products; drawn to one by noise of that variance."""
+    """The ratio [d] of D(h) to D(2h), from their products; the larger the variance of the noise, the nearer to one."""
     product, square = product + SETTINGS.doubt * variance, square + SETTINGS.doubt * variance
     return torch.where(square > 0, product / square, 1).clamp(0.25, 4)
 
 
 def _next_round(state: State, differences: Differences) -> State:
-    """Longer or shorter steps, after a round of trials."""
+    """The state with new steps, after a round of trials."""
     h, spread, sums = state["step"], state["spread"], TrialSums(*state["sums"])
     noise = _noise(state, sums)
     variance = noise / h.square()  # [d] of D(h)
     product, square = _products(sums, variance, differences)
     ratio = _ratio(product, square, variance)
-    stretch = (1 / ratio - 1) / (2**differences.order - 1)  # [d] of all slopes, at h
+    stretch = (1 / ratio - 1) / (2**differences.order - 1)  # [d] relative growth of all slopes of an input, at h
     bending = _bending(sums, variance, ratio, differences)
     relative = h * _best_factor(variance, bending, stretch, square, differences.order) / spread
 
@@ -229,8 +231,8 @@ def _next_round(state: State, differences: Differences) -> State:
 
 
 def _noise(state: State, sums: TrialSums) -> Tensor:
-    """h² times the variance of the slopes. All inputs have the same, since they are seen through the same outputs."""
-    # The median, since an input whose noise looks different bends in some other way. NaN: no row had all its answers.
+    """h² times the variance of the slopes: one number, since all inputs act through the same noisy outputs."""
+    # The median over inputs, since bending that is no power of h looks like noise. NaN: evaluations failed at all rows.
     measured, before = (sums.noise / sums.sound * state["step"].square()).nanmedian(), state["noise"]
     alike = 1 / SETTINGS.changed_noise < float(measured / before) < SETTINGS.changed_noise
     return torch.where(measured.isnan(), before, torch.lerp(measured, before, SETTINGS.past_weight * alike))
@@ -239,8 +241,8 @@ def _noise(state: State, sums: TrialSums) -> Tensor:
 def _bending(sums: TrialSums, variance: Tensor, ratio: Tensor, differences: Differences) -> Tensor:
     """The square of the error of D(h), [d], that differs from row to row without being noise.
 
-    What is left of D(h) - ratio·D(2h) is bending, and noise of known size. At the best step noise is `order` times the
-    bending, so that the noise is counted twice where it is taken off, without consequences there.
+    The residual D(h) - ratio·D(2h) is bending plus noise of known variance. `doubt` times this variance is subtracted;
+    at the best step noise is `order` times the bending, and the divisor makes up there for what is subtracted too much.
     """
     order, rows = differences.order, sums.rows.clamp_min(1)
     common, far = map(float, noise_covariance(differences)[1:, 2])
@@ -252,13 +254,13 @@ def _bending(sums: TrialSums, variance: Tensor, ratio: Tensor, differences: Diff
 
 
 def _best_factor(variance: Tensor, bending: Tensor, stretch: Tensor, size: Tensor, order: int) -> Tensor:
-    """Of those in `FACTORS`, the one [d] by which to change the step, for the least error relative to the slope.
+    """For each input [d] the one of `FACTORS` that gives its step the least error relative to the slope.
 
     Args:
-        variance: [d] of the noise in D(h).
+        variance: [d] the variance of the noise in D(h).
         bending: [d] see `_bending`.
-        stretch: [d] by what part all slopes are stretched at h.
-        size: [d] of slopes, squared.
+        stretch: [d] the relative growth of all slopes at h.
+        size: [d] the mean square of the slopes.
         order: The power of the step with which errors fall.
     """
     factors = FACTORS.to(variance.device)  # [25, 1]
@@ -267,5 +269,5 @@ def _best_factor(variance: Tensor, bending: Tensor, stretch: Tensor, size: Tenso
     error = (variance + floor) / factors.square() + bending * factors ** (2 * order)
     error = (error + (SETTINGS.stretch_harm * stretched).square() * size) / (1 + stretched).square()
     accepted = (stretched <= SETTINGS.most_stretched) & (stretched >= -SETTINGS.most_shrunk)
-    factor = factors[torch.where(accepted, error, math.inf).argmin(0), 0]  # the least, where none is accepted
+    factor = factors[torch.where(accepted, error, math.inf).argmin(0), 0]  # the smallest factor, where none is accepted
     return torch.where(variance < floor, factor.clamp(max=1), factor)

@@ -1,4 +1,4 @@
-"""A step the user chooses."""
+"""The same step for all inputs, chosen by the user."""
 
 from bondgrad.errors import positive_float
 from bondgrad.policies._policy import Batch, Policy, State, Steps, constant_steps

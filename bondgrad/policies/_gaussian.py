@@ -19,7 +19,7 @@ class Gaussian(Policy):
         self.sigma = positive_float("sigma", sigma)
 
     def steps(self, state: State, batch: Batch, n: int, noise: float) -> Steps:
-        """See `Policy.steps`. The bounds reported are the distribution's, zero and infinity."""
+        """See `Policy.steps`. The reported bounds are zero and infinity."""
         z = batch.normal(n, self.sigma)
         zeros = batch.x.new_zeros(batch.x.shape[1])
         return Steps(z.abs(), z, zeros, torch.full_like(zeros, math.inf))

@@ -1,4 +1,4 @@
-"""The step that balances truncation against noise, when both are known."""
+"""The step that balances truncation and noise, where both are known."""
 
 import math
 
@@ -7,14 +7,14 @@ from bondgrad.policies._policy import Batch, Policy, State, Steps, constant_step
 
 
 class Optimal(Policy):
-    """The step that minimises the error bound of a central difference.
+    """Moves every input by the step that minimises the error bound of a central difference, with a random sign.
 
     With output noise of half-width b and a third derivative bounded by L, the error is at most L h²/6 + b/h, least at
     h = (3 b / L)^(1/3).
 
     Args:
-        noise: b, > 0.
-        third_derivative: L, > 0.
+        noise: Half-width b of the noise on the outputs, > 0.
+        third_derivative: Bound L on the third derivative, > 0.
     """
 
     def __init__(self, noise: float, third_derivative: float) -> None:

@@ -44,6 +44,7 @@ class Groups:
         return _by_cell(products, self.cell) @ self._matrices[key]
 
     def _make(self, start: int, stop: int, device: torch.device) -> "GroupSubset":
+        """The `GroupSubset` of the groups from `start` to `stop` - 1."""
         members = (self.colour >= start) & (self.colour < stop)  # [d]
         inputs = members.nonzero().squeeze(1)  # [n]
         group = self.colour[inputs] - start  # [n]
@@ -81,8 +82,8 @@ class GroupSubset(NamedTuple):
     cell: int  # the number of outputs in a cell
     gathers: list[Tensor]  # [k, width] each, for k inputs that similar numbers of cells depend on: these cells, counted
     # over all groups of the subset; shorter lists are padded, with the index of a zero after the last cell
-    place: Tensor  # [n] the place of each input among the inputs of all `gathers`
-    padded: bool  # whether any of them is padded
+    place: Tensor  # [n] the position of each input among the inputs of all `gathers`
+    padded: bool  # whether any of the `gathers` is padded
 
     def sum_by_input(self, products: Tensor) -> Tensor:
         """For every input, the sum over the outputs that depend on it when its group moves: [b, j, d_out] -> [b, n].

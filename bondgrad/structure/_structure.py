@@ -11,8 +11,8 @@ from bondgrad.errors import positive_int
 from bondgrad.structure._groups import Groups, colour
 
 T = TypeVar("T")
-CACHED_SHAPES = 8  # for which a structure keeps its groups: sequences may have ever different lengths
-MOST_PIECES = 8  # of a sequence in the forward pass: n pieces save (n - 1) / 2n of the time steps, at most one half
+CACHED_SHAPES = 8  # shapes of boxes for which a structure keeps its groups: the lengths of sequences may vary
+MOST_PIECES = 8  # pieces of a sequence in the forward pass: n of them save (n - 1) / 2n of the time steps
 
 
 class Window(NamedTuple):

@@ -1,4 +1,4 @@
-"""For people who write estimators, policies or boxes: exact boxes, and what estimators and policies must pass."""
+"""Tests for estimators and policies that users write, and boxes with known Jacobians."""
 
 from bondgrad.testing import boxes
 from bondgrad.testing.conformance import CHECKS, Subject, check_estimator, check_policy

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class ExactBox(ABC):
-    """A smooth box and its Jacobian. Its numbers are fixed by a seed, and follow the dtype and device of x."""
+    """A smooth box and its Jacobian. Weights are drawn from a seed, and used in the dtype and on the device of x."""
 
     def __init__(self, in_features: int, out_features: int) -> None:
         self.in_features = in_features
@@ -16,11 +16,11 @@ class ExactBox(ABC):
 
     @abstractmethod
     def __call__(self, x: Tensor) -> Tensor:
-        """[N, in_features] -> [N, out_features]."""
+        """The outputs [N, out_features] at x [N, in_features]."""
 
     @abstractmethod
     def jacobian(self, x: Tensor) -> Tensor:
-        """[N, in_features] -> [N, out_features, in_features]."""
+        """The Jacobians [N, out_features, in_features] at x [N, in_features]."""
 
     def vjp(self, x: Tensor, gy: Tensor) -> Tensor:
         """The exact gradient [N, in_features] for gy [N, out_features]."""
@@ -34,7 +34,7 @@ def _weights(seed: int, *shape: int) -> Tensor:
 
 
 class Linear(ExactBox):
-    """y = A x: every difference is exact but for rounding."""
+    """y = A x: every difference is exact up to rounding."""
 
     def __init__(self, in_features: int = 4, out_features: int = 6, seed: int = 0) -> None:
         super().__init__(in_features, out_features)
@@ -50,7 +50,7 @@ class Linear(ExactBox):
 
 
 class Quadratic(ExactBox):
-    """y_o = xᵀ Q_o x: central differences are exact but for rounding, forward differences are not."""
+    """y_o = xᵀ Q_o x: central differences are exact up to rounding, forward differences are not."""
 
     def __init__(self, in_features: int = 4, out_features: int = 6, seed: int = 0) -> None:
         super().__init__(in_features, out_features)
@@ -102,10 +102,10 @@ class Waves(ExactBox):
 
 
 class Sparse(ExactBox):
-    """y_o = Σ_i sin(a_oi x_i) over some of the inputs: those that a pattern says.
+    """y_o = Σ_i sin(a_oi x_i), summed over the inputs that a pattern gives for each output.
 
     Args:
-        depends: [out_features, in_features] bool.
+        depends: [out_features, in_features] bool, True where an output depends on an input.
         seed: The seed for the weights.
     """
 

@@ -1,11 +1,11 @@
-"""What every estimator must pass with every policy.
+"""Checks that every estimator must pass with every policy.
 
-`check_estimator` and `check_policy` run everything that there is for one; one check of one combination is run by
+`check_estimator` and `check_policy` run all checks of an estimator or a policy. A single check of one combination is
 
     check_value(Subject(lambda n: MyEstimator(), lambda: MyPolicy(), torch.float64, order=2))
 
-Each check raises AssertionError with what it measured. They look at the layer from outside: at what the box was asked,
-and at the gradient that came back.
+Each check raises AssertionError with the measured values. Checks see the layer from outside: the points at which the
+box is evaluated, and the gradient.
 """
 
 import copy
@@ -26,41 +26,41 @@ from bondgrad.policies import Batch, Fixed, MeasuringPolicy, Observation, Policy
 from bondgrad.structure import Pattern
 from bondgrad.testing.boxes import Cubes, ExactBox, Linear, Quadratic, Sparse, TanhNetwork, Waves
 
-# Largest relative error of a gradient from small steps, by dtype and order of accuracy (1, or more). In float32 it is
-# rounding that decides, in float64 it is the step.
+# Largest relative error of a gradient from small steps, by dtype and order of accuracy (1, or more). In float32 it
+# comes from rounding, in float64 from the length of the step.
 TOLERANCE = {torch.float32: (1e-1, 5e-2), torch.float64: (5e-3, 5e-5)}
-FIRST = 5  # times the tolerance at the first step, where a policy may know nothing and some steps come out tiny
-BATCH = 16
-STEPS = 3
-DIRECTIONS = 3  # of estimators that take random ones
+FIRST = 5  # factor on the tolerance at the first step, where a policy may know nothing and draw very short steps
+BATCH = 16  # rows of a training step
+STEPS = 3  # training steps of a check
+DIRECTIONS = 3  # random directions of estimators that use them
 PATTERN = torch.rand(9, 12, generator=torch.Generator("cpu").manual_seed(0), device="cpu") < 0.2  # of a sparse box
 
 
 class Subject(NamedTuple):
-    """An estimator with a policy, in a dtype."""
+    """What is checked: an estimator with a policy, in a dtype."""
 
-    estimator: Callable[[int], Estimator]  # made for n directions, where that means something
-    policy: Callable[[], Policy]  # steps of 1e-3 or less
-    dtype: torch.dtype
+    estimator: Callable[[int], Estimator]  # makes the estimator, with n directions where it has any
+    policy: Callable[[], Policy]  # makes the policy, whose steps must be 1e-3 or less
+    dtype: torch.dtype  # of x
     order: int  # the power of the step with which the error falls
-    simultaneous: bool = False  # moves all inputs of a row at once: right along its directions, and on average
+    simultaneous: bool = False  # whether all inputs of a row move at once, so that g is exact on average only
 
     def tolerance(self, order: int | None = None) -> float:
-        """The largest relative error of a gradient, of the subject's order or another."""
+        """The largest relative error of a gradient, for the order of the subject or another one."""
         return TOLERANCE[self.dtype][min(order or self.order, 2) - 1]
 
 
 class Trial(NamedTuple):
-    """One gradient, with all that is needed to judge it."""
+    """One estimated gradient, with the values that it is compared with."""
 
     g: Tensor  # [B, d] the estimate
-    expected: Tensor  # [B, d] what it should be in the limit of small steps
+    expected: Tensor  # [B, d] the estimate in the limit of small steps
     exact: Tensor  # [B, d] the exact gradient
     asked: Tensor  # [N, d] the points at which the box was evaluated for it
 
 
 def check_value(subject: Subject) -> None:
-    """The gradient is the exact one, for boxes of different shapes, in the first steps and in later ones."""
+    """Check that the gradient is the exact one, for boxes of different shapes, at the first and at later steps."""
     for box in (Linear(), Quadratic(), TanhNetwork(), Waves(), Linear(1, 1)):
         for number, trial in enumerate(trials(subject, box), 1):
             allowed = subject.tolerance() * (FIRST if number == 1 else 1)
@@ -68,7 +68,7 @@ def check_value(subject: Subject) -> None:
 
 
 def check_order(subject: Subject) -> None:
-    """The error falls with the step as it should. In float64, where rounding does not hide it."""
+    """Check that the error falls with the step by the stated order, in float64 only, since rounding hides it else."""
     if subject.dtype != torch.float64:
         return
     sizes = (0.04, 0.02, 0.01)
@@ -80,7 +80,7 @@ def check_order(subject: Subject) -> None:
 
 
 def check_rate(subject: Subject) -> None:
-    """The error of a random estimate falls with one over the root of the number of directions."""
+    """Check that the error of random directions falls with one over the square root of their number."""
     if not subject.simultaneous:
         return
     counts = (16, 1024)
@@ -90,7 +90,7 @@ def check_rate(subject: Subject) -> None:
 
 
 def check_seed(subject: Subject) -> None:
-    """The layer's seed decides the result, and nothing else does."""
+    """Check that the result depends on the seed of the layer, and not on the global seed."""
     runs = []
     for layer_seed, global_seed in ((1, 1), (1, 2), (2, 1)):
         torch.manual_seed(global_seed)
@@ -102,7 +102,7 @@ def check_seed(subject: Subject) -> None:
 
 
 def check_chunks(subject: Subject) -> None:
-    """The result does not depend on how many rows the box is given at a time."""
+    """Check that the result does not depend on the number of rows in a call of the box."""
     whole, *parts = (
         torch.stack([trial.g for trial in trials(subject, Cubes(), evaluator=Local(max_rows))])
         for max_rows in (None, 1, 7)
@@ -112,9 +112,9 @@ def check_chunks(subject: Subject) -> None:
 
 
 def check_structure(subject: Subject) -> None:
-    """A pattern changes what a gradient costs, and not what it is. Directions are judged by their own outputs only."""
+    """Check that a pattern reduces the cost of a gradient, and does not change its value beyond the tolerance."""
     plain, grouped = (trials(subject, Sparse(PATTERN), structure=pattern) for pattern in (None, PATTERN))
-    # Steps that are measured are others with a pattern, as are directions.
+    # With a pattern, measured steps and simultaneous estimates are different ones: compare with the expected value.
     others = subject.simultaneous or isinstance(subject.policy(), MeasuringPolicy)
     for before, after in zip(plain, grouped, strict=True):
         grouped_too = subject.simultaneous or len(after.asked) < len(before.asked) / 2
@@ -125,7 +125,7 @@ def check_structure(subject: Subject) -> None:
 
 
 def check_cost(subject: Subject) -> None:
-    """A gradient costs the evaluations that the estimator says."""
+    """Check that a gradient costs as many evaluations as `Estimator.evaluations` says."""
     out_features, in_features = PATTERN.shape
     for structure, groups in ((None, None), (PATTERN, Pattern(PATTERN).groups(in_features, out_features))):
         wanted = BATCH * subject.estimator(DIRECTIONS).evaluations(in_features if groups is None else groups.count)
@@ -134,7 +134,7 @@ def check_cost(subject: Subject) -> None:
 
 
 def check_limits(subject: Subject) -> None:
-    """No point outside the limits is evaluated, and differences are divided by the way that is left inside."""
+    """Check that no point outside the limits is evaluated, and that steps shortened by limits give right slopes."""
     x = torch.tensor([-2, -0.9999, 0.9995], dtype=subject.dtype)
     rows = torch.cartesian_prod(x, x, x)
     for trial in trials(subject._replace(policy=fixed), Waves(3), rows=rows, limits=(-1, 1)):
@@ -144,9 +144,9 @@ def check_limits(subject: Subject) -> None:
 
 
 def check_failures(subject: Subject) -> None:
-    """An evaluation that fails costs no entry but its own, and not even that one if its other end was evaluated.
+    """Check that a failed evaluation affects no other entry of the gradient, nor its own if the other end succeeded.
 
-    Entries of which nothing is known are zero.
+    Entries without any successful evaluation are zero.
     """
     exact = Waves()
 
@@ -154,9 +154,9 @@ def check_failures(subject: Subject) -> None:
         return torch.where(x[:, :1] > 0, math.nan, exact(x))
 
     x = -torch.ones(BATCH, exact.in_features, dtype=subject.dtype)
-    x[::2, 0] = -1e-4  # from where a step to one side fails
+    x[::2, 0] = -1e-4  # a step to one side of this fails
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the layer says that evaluations fail
+        warnings.simplefilter("ignore")  # the layer warns that evaluations fail
         results = trials(subject._replace(policy=fixed), exact, n=1, rows=x, fn=failing)
     one_sided = subject.estimator(DIRECTIONS).shared_base
     for g, expected, *_ in results:
@@ -167,7 +167,7 @@ def check_failures(subject: Subject) -> None:
 
 
 def fixed() -> Policy:
-    """The policy for checks of an estimator alone: steps of 1e-3."""
+    """A policy with steps of 1e-3, for checks of an estimator alone."""
     return Fixed(1e-3)
 
 
@@ -176,11 +176,11 @@ ESTIMATOR_CHECKS = (check_cost, check_limits, check_failures)
 
 
 def check_estimator(estimator: Estimator | Callable[[int], Estimator], policy: Callable[[], Policy] = fixed) -> None:
-    """Run everything that an estimator must pass, in single and in double precision.
+    """Run all checks of an estimator, in single and in double precision.
 
     Args:
-        estimator: What is checked; one that takes random directions as a function of their number.
-        policy: Makes the policy that it is checked with. Its steps must be 1e-3 or less.
+        estimator: The estimator; or a function that makes it from the number of its random directions.
+        policy: Makes the policy that it is checked with. The steps must be 1e-3 or less.
 
     Example:
         >>> check_estimator(bondgrad.Central())
@@ -193,10 +193,10 @@ def check_estimator(estimator: Estimator | Callable[[int], Estimator], policy: C
 
 
 def check_policy(policy: Callable[[], Policy]) -> None:
-    """Run everything that a policy must pass, with central differences, in single and in double precision.
+    """Run all checks of a policy, with central differences, in single and in double precision.
 
     Args:
-        policy: Makes what is checked. Its steps at rows of size 1 must be 1e-3 or less.
+        policy: Makes the policy. Its steps at inputs of size 1 must be 1e-3 or less.
 
     Example:
         >>> check_policy(lambda: bondgrad.policies.Fixed(1e-3))
@@ -204,12 +204,12 @@ def check_policy(policy: Callable[[], Policy]) -> None:
     for dtype in (torch.float32, torch.float64):
         for check in CHECKS:
             check(Subject(lambda _: Central(), policy, dtype, order=2))
-    if not isinstance(policy(), MeasuringPolicy):  # which has to start first
+    if not isinstance(policy(), MeasuringPolicy):  # which would need a `start`
         check_parts(policy())
 
 
 def check_parts(policy: Policy) -> None:
-    """Two processes that share a batch do what one does; and what was bad in a batch is not remembered."""
+    """Check that two processes with parts of a batch do what one does, and that the state of a policy stays finite."""
     d, rows, share, differences = 3, 8, (slice(0, 5), slice(5, 8)), Central().differences
     data = torch.Generator("cpu").manual_seed(0)
     state = policy.init(d)
@@ -246,16 +246,16 @@ def trials(
     fn: Callable[[Tensor], Tensor] | None = None,
     **settings: Any,  # noqa: ANN401
 ) -> list[Trial]:
-    """Take a few training steps through the box, each with another loss.
+    """The gradients of a few training steps through the box, each with another loss.
 
     Args:
         subject: What is checked.
-        box: The box as it should be.
-        n: Directions, where that means something.
-        seed: Of the layer.
-        rows: [B, d] those of every step. None: other random ones in each.
-        fn: The box as it is. None: as it should be.
-        settings: Further ones of the layer.
+        box: The box, for exact gradients.
+        n: The number of directions, for estimators that use them.
+        seed: The seed of the layer.
+        rows: [B, d] the rows of every step. None: random rows, new ones in each step.
+        fn: The function to evaluate instead of the box. None: the box.
+        settings: Further arguments of the layer.
     """
     asked: list[Tensor] = []
 
@@ -269,7 +269,7 @@ def trials(
     data = torch.Generator().manual_seed(3)
     results: list[Trial] = []
     while len(results) < STEPS:
-        asked_more = layer.trial_due  # than a gradient needs
+        asked_more = layer.trial_due  # a trial evaluates more points than a gradient needs
         x = torch.randn(BATCH, box.in_features, dtype=torch.float64, generator=data) if rows is None else rows.clone()
         x = x.to(subject.dtype).requires_grad_()
         y = layer(x)
@@ -285,13 +285,13 @@ def trials(
 
 
 def along(asked: Tensor, box: ExactBox, x: Tensor, gy: Tensor, depends: Tensor | None) -> Tensor:
-    """What the exact Jacobian says about the directions asked for: the least-squares slope along each input.
+    """The least-squares slope [B, d] along each input, from the exact Jacobian, for the directions that were used.
 
     Args:
-        asked: [B·n·2, d] the points the box was asked for, row by row, in pairs.
+        asked: [B·n·2, d] the points at which the box was evaluated, row by row, in pairs.
         box: The box.
-        x: [B, d].
-        gy: [B, d_out].
+        x: [B, d] the rows.
+        gy: [B, d_out] the gradient of the loss.
         depends: [d_out, d] which outputs depend on which inputs; None: all on all.
     """
     pairs = asked.view(len(x), -1, 2, x.shape[1]).double()
@@ -303,7 +303,7 @@ def along(asked: Tensor, box: ExactBox, x: Tensor, gy: Tensor, depends: Tensor |
 
 
 def rescaled(policy: Policy, rms: float) -> Policy:
-    """A copy of the policy whose steps are brought to a given root mean square."""
+    """A copy of the policy whose steps are scaled to a given root mean square."""
     other = copy.copy(policy)
 
     def steps(state: State, batch: Batch, n: int, noise: float) -> Steps:
@@ -315,13 +315,13 @@ def rescaled(policy: Policy, rms: float) -> Policy:
 
 
 def compare(g: Tensor, expected: Tensor, allowed: float, where: str) -> None:
-    """Refuse a gradient that is farther from what was expected than allowed."""
+    """Raise AssertionError if the relative error of a gradient is not below what is allowed."""
     error = relative_error(g, expected)
     assert error < allowed, f"relative error {error:.1e} > {allowed:.1e} {where}"
 
 
 def relative_error(g: Tensor, expected: Tensor) -> float:
-    """The norm of the difference over the norm of what was expected."""
+    """The norm of the difference over the norm of the expected gradient."""
     return float((g - expected).norm() / expected.norm())
 
 

@@ -1,1 +1,1 @@
-"""Where the layer meets PyTorch: autograd, compilers, checkpoints, precision, processes, CUDA graphs."""
+"""How the layer works with PyTorch: autograd, compilers, checkpoints, precision, processes, CUDA graphs."""

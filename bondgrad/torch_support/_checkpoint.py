@@ -1,4 +1,4 @@
-"""Activation checkpointing runs a forward pass again in the backward pass. The box is not called again for that."""
+"""Activation checkpointing: when a forward pass is repeated in the backward pass, the box is not called again."""
 
 import itertools
 import sys
@@ -12,23 +12,23 @@ from torch.utils._python_dispatch import _disable_current_modes
 from bondgrad.errors import BoxError
 
 T = TypeVar("T")
-MOST_ANSWERS = 256  # kept: more are forward passes whose backward pass never came
+MOST_ANSWERS = 256  # that are kept; older ones belong to forward passes without a backward pass
 
 
 def in_backward() -> bool:
-    """Whether a backward pass is under way in this thread."""
+    """Whether a backward pass is running in this thread."""
     return torch._C._current_graph_task_id() != -1
 
 
 def in_checkpoint() -> bool:
-    """Whether this is a forward pass that `torch.utils.checkpoint`, of either kind, will run again, or does."""
+    """Whether `torch.utils.checkpoint`, reentrant or not, will repeat this forward pass or is repeating it."""
     if torch.is_inference_mode_enabled():
         return False
     graded = torch.is_grad_enabled()
     frame: Any = sys._getframe(1)
     while frame is not None:
         inside = frame.f_globals.get("__name__") == "torch.utils.checkpoint"
-        # Without gradients only the first run of the reentrant kind is run again. Its function is called `forward`.
+        # Without gradients only the first run of the reentrant kind is repeated: `CheckpointFunction.forward`.
         if inside and (graded or frame.f_code.co_name == "forward"):
             return True
         frame = frame.f_back
@@ -36,19 +36,19 @@ def in_checkpoint() -> bool:
 
 
 class Answer(NamedTuple):
-    """What one forward pass through the box gave, and for which rows and random numbers."""
+    """The result of one forward pass through the box, with its rows and the states of torch's random numbers."""
 
     rows: tuple[Tensor, ...]  # x and the contexts
-    value: Any  # what it gave
-    before: list[Tensor]  # torch's random numbers before and after, which the box may draw from
-    after: list[Tensor]
+    value: Any  # the result
+    before: list[Tensor]  # `random_states` before the box was called, which may draw from them
+    after: list[Tensor]  # `random_states` after that
 
 
 class Answers:
-    """What forward passes inside checkpoints gave, until their gradient was computed. Copies start empty."""
+    """Results of forward passes inside checkpoints, kept until their gradient is computed. Copies start empty."""
 
     def __init__(self) -> None:
-        self._kept: dict[int, Answer] = {}  # by their tickets
+        self._kept: dict[int, Answer] = {}  # by ticket
         self._tickets = itertools.count(1)
 
     def __reduce__(self) -> Any:  # noqa: ANN401
@@ -58,26 +58,26 @@ class Answers:
         return len(self._kept)
 
     def answer(self, rows: tuple[Tensor, ...], ordered: bool, graded: bool, ask: Callable[[bool], T]) -> tuple[T, int]:
-        """What a forward pass inside a checkpoint gives: the box's answer, or, when it runs again, the one kept.
+        """The result of a forward pass inside a checkpoint: of a call of the box, or the kept one when it is repeated.
 
         Args:
             rows: x and the contexts.
-            ordered: Whether the box remembers, so that the order of its answers matters.
-            graded: Whether this very run may be asked for a gradient.
-            ask: Asks the box; its argument says whether a layer in training is to learn from the step.
+            ordered: Whether the box has a memory, so that the order of its calls matters.
+            graded: Whether a gradient of this run may be computed.
+            ask: Calls the box; its argument says whether a layer in training learns from the step.
 
         Returns:
-            What `ask` gave, and a ticket for `forget`; 0: nothing was kept.
+            The result of `ask`, and a ticket for `forget`; 0: nothing was kept.
         """
-        with _disable_current_modes():  # selective checkpointing would take what the box does for the network's work
+        with _disable_current_modes():  # selective checkpointing would record the operations of the box
             if in_backward():
                 ticket = self._find(rows, ordered)
                 value = self._kept[ticket].value if ticket else ask(False)
-                if not graded and torch.is_grad_enabled():  # no gradient is to come
+                if not graded and torch.is_grad_enabled():  # there will be no gradient
                     self.forget(ticket)
                 return value, ticket
             before = random_states(rows[0].device)
-            # Gradients are off in the first run of the reentrant kind, too.
+            # The first run of the reentrant kind is without gradients, although one is computed later.
             value = ask(graded or not torch.is_grad_enabled())
             after, ticket = random_states(rows[0].device), next(self._tickets)
             self._kept[ticket] = Answer(tuple(t.clone() for t in rows), value, before, after)
@@ -86,10 +86,11 @@ class Answers:
             return value, ticket
 
     def _find(self, rows: tuple[Tensor, ...], ordered: bool) -> int:
-        """The ticket of an answer to these rows, bit for bit the same ones. Random numbers are then as it left them.
+        """The ticket of an answer for bitwise the same rows; 0: there is none.
 
-        Of several, the latest that found the random numbers as they are now: a box may draw from them. Of a box that
-        remembers (`ordered`) which answer came when matters, and cannot be told: then it is refused.
+        Among several, it is the latest whose random states before the call are those of now, since a box may draw from
+        them; they are then set to those after the call. For a box with memory (`ordered`) several answers are an error,
+        since the states they belong to cannot be told apart.
         """
         matching = [ticket for ticket, answer in self._kept.items() if _same(rows, answer.rows)]
         if ordered and len(matching) > 1:
@@ -105,31 +106,31 @@ class Answers:
             if all(map(torch.equal, now, self._kept[ticket].before)):
                 set_random_states(rows[0].device, self._kept[ticket].after)
                 return ticket
-        return matching[-1] if matching else 0  # of a checkpoint that does not restore random numbers
+        return matching[-1] if matching else 0  # the checkpoint does not restore random numbers
 
     def clear(self) -> None:
-        """Remove all answers: no forward pass so far will be run again."""
+        """Remove all answers, where no forward pass so far will be repeated."""
         self._kept.clear()
 
     def forget(self, ticket: int) -> None:
-        """Remove an answer, since its gradient was computed, or never will be."""
+        """Remove an answer whose gradient was computed, or will not be."""
         self._kept.pop(ticket, None)
 
 
 def _same(rows: tuple[Tensor, ...], others: tuple[Tensor, ...]) -> bool:
-    """Whether these are the same numbers, in tensors of the same kinds. NaN is the same as NaN."""
+    """Whether shapes, dtypes, devices and values are equal, where NaN equals NaN."""
     if [(t.shape, t.dtype, t.device) for t in rows] != [(t.shape, t.dtype, t.device) for t in others]:
         return False
     return all(torch.allclose(a, b, rtol=0, atol=0, equal_nan=True) for a, b in zip(rows, others, strict=True))
 
 
 def random_states(device: torch.device) -> list[Tensor]:
-    """The states of torch's own random numbers, on the CPU and on this device."""
+    """The states of torch's global generators, on the CPU and on this device if it is another."""
     return [torch.get_rng_state()] + ([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])
 
 
 def set_random_states(device: torch.device, states: list[Tensor]) -> None:
-    """Bring back what `random_states` returned."""
+    """Set the states that `random_states` returned."""
     torch.set_rng_state(states[0])
     if device.type == "cuda":
         torch.cuda.set_rng_state(states[1], device)

@@ -1,4 +1,4 @@
-"""What the code may do by kind of device."""
+"""Properties of a device that decide which code runs."""
 
 import torch
 
@@ -9,5 +9,5 @@ def reading_is_free(device: torch.device) -> bool:
 
 
 def is_capturing(device: torch.device) -> bool:
-    """Whether work on this device is being captured into a graph at the moment, rather than done."""
+    """Whether work on this device is being captured into a CUDA graph instead of executed."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

@@ -17,19 +17,19 @@ from bondgrad.torch_support._random import Generators
 
 T = TypeVar("T")
 Part = nn.Module | Optimizer | ParameterMethod | torch.amp.GradScaler
-WARM_UP = 3  # steps of a kind that run before it is captured, so that nothing in it happens for the first time
-MOST_GRAPHS = 4  # kinds of arguments that are captured, each with memory of its own
-PLAIN = (int, float, str, type(None))  # settings that are what they are
-RECAPTURES = 20  # after which it is said that they cost more than they bring
+WARM_UP = 3  # eager steps of a kind before it is captured, so that all its memory and kernels exist
+MOST_GRAPHS = 4  # kinds of arguments (shapes, dtypes, devices) that are captured, each with memory of its own
+PLAIN = (int, float, str, type(None))  # types of settings that are compared by value
+RECAPTURES = 20  # captures after which a warning says that something keeps changing
 
 
 class GraphedStep(Generic[T]):
     """A training step that is captured into a CUDA graph, and replayed without Python from then on.
 
-    The first calls run as they are, then one is captured, and later ones are replays: the same kernels on the same
-    numbers, so that training goes as it would have. A step still runs as it is
+    The first calls run eagerly, then one is captured, and later ones are replays: the same kernels on the same numbers,
+    so that the results of training are the same. A step still runs eagerly
 
-    - when a box asks for it (`BlackBox.due`);
+    - when a box needs it (`BlackBox.due`);
     - when its arguments have shapes that came fewer than three times before, as in the last batch of an epoch;
     - always, where its arguments are not all tensors on a CUDA device that need no gradient;
     - always, after one warning that says why, if it cannot be captured.
@@ -39,8 +39,8 @@ class GraphedStep(Generic[T]):
     `param_groups`. (A learning rate that changes in every step should be a tensor, which the graph reads, and be
     changed in place; schedulers do so.)
 
-    Whatever `step` does besides work on the GPU, such as appending to a list, happens only when it runs as it is or is
-    captured; and twice in one call if a capture fails half-way. A `GradScaler` cannot bear that: give it as a part, and
+    Whatever `step` does besides work on the GPU, such as appending to a list, happens only when it runs eagerly or is
+    captured; and twice in one call if a capture fails half-way. This would break a `GradScaler`: give it as a part, and
     nothing is captured.
 
     Args:
@@ -71,14 +71,14 @@ class GraphedStep(Generic[T]):
         self.optimizers = [part for part in parts if isinstance(part, Optimizer)]
         self.baselines = [part for part in parts if isinstance(part, ParameterMethod)]
         self.captures = self.replays = self.eager_steps = 0
-        self._runs: Counter[object] = Counter()  # of each kind of arguments, since something changed
+        self._runs: Counter[object] = Counter()  # steps of each kind of arguments, since the version changed
         self._version: list[object] = []
         self._captured: dict[object, _Captured] = {}
         self._stream: torch.cuda.Stream | None = None
         self._impossible = any(isinstance(part, torch.amp.GradScaler) for part in parts)
 
     def __call__(self, *args: Tensor) -> T:
-        """One training step."""
+        """Run one training step, eagerly or as a replay. Returns what `step` returns."""
         fit = bool(args) and all(isinstance(arg, Tensor) and arg.is_cuda and not arg.requires_grad for arg in args)
         if self._impossible or not fit:
             return self._eagerly(args)
@@ -86,7 +86,7 @@ class GraphedStep(Generic[T]):
             return self._on_side_stream(args)
         version = self._current_version()
         if version != self._version:
-            # One step first, in which whatever is new can settle; at the very beginning three.
+            # A kind that had its warm-up runs eagerly once more before it is captured again.
             self._runs = Counter({kind: min(runs, WARM_UP - 1) for kind, runs in self._runs.items()})
             self._version, self._captured = version, {}
         kind = tuple((arg.shape, arg.dtype, arg.device) for arg in args)
@@ -98,16 +98,16 @@ class GraphedStep(Generic[T]):
         return self._captured[kind].replay(args)  # type: ignore[no-any-return]
 
     def _current_version(self) -> list[object]:
-        """All that a graph has read or written down, or where it finds it."""
+        """All values that a graph has fixed at its capture, and addresses of all tensors that it uses."""
         tensors = [t for m in self.modules for t in (*m._parameters.values(), *m._buffers.values()) if t is not None]
         states = [list(state.values()) for optimizer in self.optimizers for state in optimizer.state.values()]
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
         settings = [value for group in groups for name, value in group.items() if name != "params"]
-        # Of baselines: the size of perturbations, and how many there are.
+        # Settings of baselines are the size of perturbations and their number.
         settings += [value for part in self.baselines for value in vars(part).values() if isinstance(value, PLAIN)]
         return [
             *[box.version for box in self.boxes],
-            # By identity: there are other generators after `load_state_dict`.
+            # Compared by identity: `load_state_dict` makes new generators.
             *[generator for random in self.random_numbers() for generator in random.generators("cuda")],
             *[module.training for module in self.modules],
             *[(_address(t), t.requires_grad) for t in tensors],
@@ -116,7 +116,7 @@ class GraphedStep(Generic[T]):
         ]
 
     def random_numbers(self) -> list[Generators]:
-        """The random numbers of boxes, noisy reservoirs and baselines, which draw their own: a graph must know them."""
+        """The `Generators` of boxes, noisy reservoirs and baselines, which must be registered with a graph."""
         own = (getattr(part, "random", None) for part in (*self.modules, *self.baselines))
         return [random for random in own if isinstance(random, Generators)]
 
@@ -125,7 +125,7 @@ class GraphedStep(Generic[T]):
         return self.step(*args)
 
     def _on_side_stream(self, args: tuple[Tensor, ...]) -> T:
-        """As it is, but on the stream that captures: gradients accumulate on the stream they were first made on."""
+        """Run the step eagerly, on the stream of captures: gradients accumulate on the stream where they were made."""
         if self._stream is None:
             self._stream = torch.cuda.Stream(args[0].device)  # type: ignore[no-untyped-call]
         current = torch.cuda.current_stream(args[0].device)
@@ -137,6 +137,7 @@ class GraphedStep(Generic[T]):
             current.wait_stream(self._stream)
 
     def _capture(self, kind: object, args: tuple[Tensor, ...]) -> bool:
+        """Capture the step for arguments of this kind. Returns whether that succeeded; a failure is a warning."""
         self.captures += 1
         if self.captures == RECAPTURES:
             warnings.warn(
@@ -145,14 +146,14 @@ class GraphedStep(Generic[T]):
                 stacklevel=3,
             )
         states = [(random, random.state()) for random in self.random_numbers()]
-        assert self._stream is not None  # steps of the same kind ran on it before
+        assert self._stream is not None  # eager steps of the same kind ran on it before
         try:
             self._check_optimizers()
             self._captured[kind] = _Captured(self, args, self._stream)
-        except Exception as error:  # whatever it was, it need not end the training
+        except Exception as error:  # no error of a capture need end the training
             self._impossible = True
             for random, state in states:
-                random.load(state)  # new generators: the old ones were told of the capture
+                random.load(state)  # makes new generators: the old ones are registered with the capture
             warnings.warn(
                 f"this training step cannot be captured into a CUDA graph, so it runs as it is: {_reason(error)}",
                 stacklevel=3,
@@ -162,7 +163,7 @@ class GraphedStep(Generic[T]):
         return True
 
     def _check_optimizers(self) -> None:
-        """Refuse those that count on the CPU: a graph would not."""
+        """Raise TypeError for optimizers with state on the CPU, which a replay would not change."""
         for optimizer in self.optimizers:
             for name, value in (item for state in optimizer.state.values() for item in state.items()):
                 if isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.device.type == "cpu"):
@@ -173,7 +174,7 @@ class GraphedStep(Generic[T]):
 
 
 def _address(t: Tensor) -> int:
-    """Where a graph finds the tensor; or which one it is, if it has no single place in memory."""
+    """The address of the tensor; its id, if it has no single address."""
     try:
         return t.data_ptr()
     except (RuntimeError, ValueError, NotImplementedError):
@@ -181,14 +182,14 @@ def _address(t: Tensor) -> int:
 
 
 def _reason(error: BaseException) -> str:
-    """What went wrong first: the capture's own complaint comes last, and says least."""
+    """Type and first line of the error that was raised first; the last one is that of the capture itself."""
     while error.__context__ is not None:
         error = error.__context__
     return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
 
 
 class _Captured:
-    """One capture of the step."""
+    """A CUDA graph of the step, with the tensors that it reads and writes."""
 
     def __init__(self, training: GraphedStep[Any], args: tuple[Tensor, ...], stream: torch.cuda.Stream) -> None:
         self.args = tuple(arg.detach().clone() for arg in args)  # the graph reads these
@@ -199,13 +200,13 @@ class _Captured:
         for box in training.boxes:
             box.start_recording()
         device, collected = args[0].device, gc.isenabled()
-        gc.disable()  # were another graph, long forgotten, to be collected during a capture, that would fail
+        gc.disable()  # a capture fails if another graph is garbage-collected meanwhile
         try:
-            # Other threads, such as those that load data, may go on with what they do.
+            # With this mode other threads, such as data loaders, may use CUDA during the capture.
             with torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"):
                 self.result = training.step(*self.args)
         except BaseException:
-            # Torch's own random numbers would stay part of this capture until another one ends well.
+            # Torch's global generator would stay registered with this capture until another one succeeds.
             with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream, capture_error_mode="thread_local"):
                 torch.zeros(1, device=device)
             raise
@@ -213,18 +214,18 @@ class _Captured:
             if collected:
                 gc.enable()
             self.recordings = [(box, box.stop_recording()) for box in training.boxes]
-        # When a capture begins, torch sets the place where the graph finds the offset of its random numbers, on this
-        # stream; each replay sets it anew, on the current one. Unordered, the first replay had numbers of another step.
+        # At the start of a capture, torch writes the offset of the random numbers on this stream; each replay writes it
+        # again, on the current stream. Without an order of the two, the first replay used numbers of another step.
         torch.cuda.current_stream(device).wait_stream(stream)
         parameters = [p for module in training.modules for p in module._parameters.values() if p is not None]
         self.gradients = [(p, p.grad) for p in parameters if p.grad is not None]
 
     def replay(self, args: tuple[Tensor, ...]) -> Any:  # noqa: ANN401
-        """Run it on these arguments. What it returns is a copy, which the next replay leaves alone."""
+        """Run the graph on these arguments. Returns a copy of its result, which the next replay does not overwrite."""
         for mine, arg in zip(self.args, args, strict=True):
             mine.copy_(arg)
         self.graph.replay()
-        for parameter, gradient in self.gradients:  # a step that ran as it is has put others there
+        for parameter, gradient in self.gradients:  # an eager step may have set other tensors
             parameter.grad = gradient
         for box, recording in self.recordings:
             box.replay(recording)

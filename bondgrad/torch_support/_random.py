@@ -1,4 +1,4 @@
-"""Random numbers that belong to one object, on whichever device they are needed."""
+"""Random number generators that belong to one object, one for each device."""
 
 from typing import Any
 
@@ -12,22 +12,22 @@ class Generators:
     """One generator per device, all from one seed, made when first needed.
 
     Args:
-        seed: None: drawn from torch's own random numbers, so that `torch.manual_seed` decides.
+        seed: The seed. None: drawn from torch's global generator, so that `torch.manual_seed` decides.
     """
 
     def __init__(self, seed: int | None) -> None:
         self.seed = int(torch.randint(2**63 - 1, (), device="cpu")) if seed is None else checked_seed(seed)
         self._by_device: dict[torch.device, torch.Generator] = {}
-        self._loaded: dict[str, Tensor] = {}  # states of devices, which may not exist here
+        self._loaded: dict[str, Tensor] = {}  # saved states by the name of the device, which may not exist here
 
     def on(self, device: torch.device) -> torch.Generator:
-        """The generator of a device, to draw from."""
+        """The generator of a device."""
         if device not in self._by_device:
             self._by_device[device] = self.fork(device)
         return self._by_device[device]
 
     def fork(self, device: torch.device) -> torch.Generator:
-        """A copy of a device's generator, to draw from without a trace."""
+        """A copy of a device's generator: draws from it do not advance the original."""
         known = self._by_device.get(device)
         if known is not None:
             return known.clone_state()
@@ -41,7 +41,7 @@ class Generators:
         known = self._by_device.get(device)
         if known is None or device.type == "cpu":
             self._by_device[device] = fork
-        elif known is not fork:  # in place, since a captured graph may draw from this very generator
+        elif known is not fork:  # in place, since a captured graph may draw from this generator
             known.set_state(fork.get_state())
 
     def generators(self, kind: str) -> tuple[torch.Generator, ...]:
@@ -49,11 +49,11 @@ class Generators:
         return tuple(generator for device, generator in self._by_device.items() if device.type == kind)
 
     def state(self) -> dict[str, Any]:
-        """All there is to save: numbers and tensors only."""
+        """The seed and the states of all generators, as numbers and tensors."""
         known = {str(device): generator.get_state() for device, generator in self._by_device.items()}
         return {"seed": self.seed, "devices": self._loaded | known}
 
     def load(self, state: dict[str, Any]) -> None:
-        """The counterpart of `state`."""
+        """Set the seed and the states that `state` returned. Generators are made anew when they are needed."""
         self.seed = state["seed"]
         self._loaded, self._by_device = dict(state["devices"]), {}

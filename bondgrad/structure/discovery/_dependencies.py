@@ -15,8 +15,8 @@ from bondgrad.measuring._noise import noise_from_repeats
 from bondgrad.measuring._statistics import normal_quantile
 from bondgrad.structure.discovery._search_batch import SETTINGS, SearchBatch
 
-SQRT2 = math.sqrt(2)  # the standard deviation of the difference of two answers, over that of an answer
-EVALUATIONS_OF_A_CHECK = 3 * SETTINGS.watched_rows  # if it finds nothing: each row once moved and twice as it is
+SQRT2 = math.sqrt(2)  # the standard deviation of the difference of two outputs, over that of one
+EVALUATIONS_OF_A_CHECK = 3 * SETTINGS.watched_rows  # if it finds nothing: each row is moved once and repeated twice
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +24,7 @@ class Dependencies:
     """Which outputs depend on which inputs, and how certain that is."""
 
     depends: Tensor  # [d_out, d] bool
-    noise: Tensor  # [d_out] standard deviation of the outputs, at least what rounding may do
+    noise: Tensor  # [d_out] standard deviation of the outputs, at least that of their rounding
     unseen: float  # estimated number of dependencies that showed at none of the rows (Chao 1984)
     answered: float  # fraction of the pattern for which at least one comparison did not fail
 
@@ -56,8 +56,8 @@ def find_dependencies(batch: SearchBatch, generator: torch.Generator) -> Depende
 def measure_noise(batch: SearchBatch, rows: Tensor) -> tuple[Tensor, bool]:
     """The standard deviation [r, d_out] of the outputs at rows [r], from repeated evaluations.
 
-    Also returns whether the box is deterministic: whether all answers are those of the forward pass but for rounding,
-    which may depend on where a row stands in a request.
+    Also returns whether the box is deterministic: whether all outputs equal those of the forward pass up to rounding,
+    which may depend on the position of a row in a request.
     """
     x, y = batch.x[rows], batch.y[rows]
     repeats = batch.ask(x[:, None, None].expand(-1, SETTINGS.repeats, 1, -1), rows).squeeze(2)  # [r, repeats, d_out]
@@ -78,7 +78,7 @@ class Responses(NamedTuple):
     largest: Tensor  # [d_out, d] the largest change over the rows, in standard deviations
     where: Tensor  # [d_out, d] the row of the largest change, as a position in `rows`
     certain: Tensor  # [d_out, d] the number of rows with a change above `SearchSettings.certainty`
-    answered: Tensor  # [d_out, d] the number of rows at which both answers came
+    answered: Tensor  # [d_out, d] the number of rows at which neither evaluation failed
 
     def joined(self, more: "Responses") -> "Responses":
         """The responses at the rows of both."""
@@ -103,7 +103,7 @@ class Responses(NamedTuple):
 
 
 def responses(batch: SearchBatch, rows: Tensor, targets: Tensor, noise: Tensor, paired: bool) -> Responses:
-    """Move inputs one by one, and see how the outputs change.
+    """The changes of the outputs when inputs are moved one by one.
 
     Args:
         batch: The box.
@@ -122,7 +122,7 @@ def responses(batch: SearchBatch, rows: Tensor, targets: Tensor, noise: Tensor, 
         moved, unmoved = y[:, :, 0], y[:, :, 1] if paired else base[:, None]
         deviation = torch.maximum(noise[:, None], batch.rounding_noise.between(moved, unmoved))
         change = (moved - unmoved).abs() / (SQRT2 * deviation)
-        change.nan_to_num_(0, math.inf)  # NaN comes of a failure, and of an output that is always zero
+        change.nan_to_num_(0, math.inf)  # NaN: a failed evaluation, or an output that is always zero
         certain, answered = (change > SETTINGS.certainty).sum(0), torch.isfinite(moved - unmoved).sum(0)
         parts.append((*change.max(0), certain, answered))  # [inputs, d_out] each
     return Responses(rows, targets, noise, *(torch.cat(part).T for part in zip(*parts, strict=True)))
@@ -139,7 +139,7 @@ def mean_change(batch: SearchBatch, rows: Tensor, moved: Tensor, noise: Tensor, 
         n: The number of pairs.
 
     Returns:
-        Also the noise [r, d_out] as it is known after this: of an output that jumps now and then it may show here only.
+        Also the noise [r, d_out], at least as large as that of these evaluations: rare jumps may show here only.
     """
     pairs = torch.stack((moved, batch.x[rows]), 1)[:, None].expand(-1, n, -1, -1)  # [r, n, 2, d]
     y = batch.ask(pairs, rows)
@@ -159,7 +159,7 @@ def confirmed(batch: SearchBatch, seen: Responses, doubtful: Tensor) -> Tensor:
     # Outputs that are doubtful for the same input at the same row share their evaluations: k moves for all of them.
     moves, move_of = torch.unique(seen.where[o, i] * d + i, return_inverse=True)  # [k], [doubtful]
     changes = []
-    for some in torch.split(moves, 1 if batch.whole else len(moves)):  # a box with a memory is asked once about a row
+    for some in torch.split(moves, 1 if batch.whole else len(moves)):  # with a memory, the rows of `ask` must differ
         at, inputs = some // d, some % d
         rows, targets = seen.rows[at], seen.targets[at]
         moved = torch.where(inputs[:, None] == torch.arange(d, device=o.device), targets, batch.x[rows])

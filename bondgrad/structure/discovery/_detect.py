@@ -1,4 +1,4 @@
-"""`detect`: which outputs of a box depend on which inputs."""
+"""`detect` finds which outputs of a box depend on which inputs."""
 
 import math
 import sys
@@ -24,17 +24,17 @@ from bondgrad.torch_support._precision import arithmetic
 class Detection(Dependencies):
     """Which outputs depend on which inputs, how certain that is, and what it cost."""
 
-    evaluations: int  # that were spent
-    calls: int  # that were spent
+    evaluations: int  # the number of rows that were evaluated
+    calls: int  # the number of calls of the box
 
-    # Chance that the pattern has any dependency that is none, for normal noise.
+    # Probability that the pattern has at least one dependency that does not exist, for normal noise.
     false_alarm: ClassVar[float] = SETTINGS.false_alarm
-    # Chance, at each row, to overlook a change of the size of `least`.
+    # Probability, at each row, to overlook a change of the size of `least`.
     miss: ClassVar[float] = SETTINGS.miss
 
     @property
     def least(self) -> Tensor:
-        """[d_out] The detection limit: the change that is overlooked with the chance `miss` at a row where it happens.
+        """[d_out] The detection limit: the change that is overlooked with probability `miss` at a row where it happens.
 
         References:
             L. Currie, "Limits for qualitative detection and quantitative determination", Analytical Chemistry, 1968.
@@ -65,15 +65,15 @@ def detect(
     Every input is moved by itself, at eight rows of x and over four distances, the longest to the farthest value that
     the input has in x. (An input that is nearly the same in all rows goes as far as a step of BOND would.) An output
     that changes by more than noise and rounding depends on it. The noise is measured first, by evaluating the same rows
-    repeatedly. A noisy box is then asked in pairs, the moved row next to the row itself, so that drift does no harm.
+    repeatedly. A noisy box is then evaluated in pairs, the moved row next to the row itself, so that drift cancels.
     Where a dependency was not certain at two rows, it is tested again. If so many dependencies showed at a single row
     that more must be unseen, there is another round, up to four.
 
-    A dependency that shows at none of these rows is missed. One that is reported but is none costs evaluations later,
-    never correctness.
+    A dependency that shows at none of these rows is missed. One that is reported but does not exist costs evaluations
+    later, and does not make gradients wrong.
 
     Args:
-        fn: The box, [N, d] -> [N, d_out], in torch or in numpy. A module is put into eval mode for the time being.
+        fn: The box, [N, d] -> [N, d_out], in torch or in numpy. A module is in eval mode during the search.
         x: [N, d] typical rows; more than eight are better, for the ranges.
         context: Further inputs of fn, one entry per row.
         limits: (low, high): no point outside is evaluated.
@@ -99,7 +99,7 @@ def detect(
         return driver.ask(function, points.flatten(0, -2), nearby, purpose="structure").view(*shape, -1)
 
     def search() -> Dependencies:
-        # The box gets copies, since it may write into what it is given, and may answer every call in the same memory.
+        # Copies, since the box may write into its inputs, and may return the same tensor from every call.
         y = driver.ask(function, rows.clone(), tuple(c.clone() for c in contexts)).clone()
         row_bytes = rows[0].nbytes + y[0].nbytes + sum(c[0].nbytes for c in contexts)
         max_points = driver.portion(row_bytes, sys.maxsize, rows.device)

@@ -1,4 +1,4 @@
-"""How long a box of sequences remembers an input."""
+"""Measuring for how many time steps an input affects the outputs of a box of sequences."""
 
 import math
 
@@ -11,16 +11,16 @@ from bondgrad.structure.discovery._search_batch import SETTINGS, SearchBatch
 
 
 def memory_length(power: Tensor, noise: Tensor, uncertainty: Tensor) -> int:
-    """The number of time steps after which next to nothing is left of a change in one input; 0: none was seen.
+    """The number of time steps after which a change of one input has next to no effect; 0: no effect was seen.
 
     Where the response of the outputs disappears in the noise before it is small enough, it is extrapolated as an
-    exponential decay, fitted to the logarithms of what is seen. A box whose response does not decay, or for which that
-    cannot be seen, remembers as long as its sequences are.
+    exponential decay, fitted to the logarithms of the visible part. If the response does not decay, or too few lags are
+    visible, the memory is as long as the sequences.
 
     Args:
-        power: [T] the response by the lag, as `response` has it.
+        power: [T] the mean square response by lag, as `response` returns it.
         noise: The part of it that is noise.
-        uncertainty: [T] by how much noise may exceed that part by chance.
+        uncertainty: [T] the amount by which noise may exceed that part by chance.
     """
     visible = power > noise + uncertainty
     lags, time = visible.nonzero().squeeze(1), len(power)
@@ -29,7 +29,7 @@ def memory_length(power: Tensor, noise: Tensor, uncertainty: Tensor) -> int:
     last = int(lags[-1])
     power = torch.where(visible, power - noise, 0)
     allowed = SETTINGS.tail**2 * float(power.sum())
-    if float(uncertainty[last:].sum()) <= allowed:  # what is not seen is small enough
+    if float(uncertainty[last:].sum()) <= allowed:  # the invisible part is small enough
         left = power.flip(0).cumsum(0).flip(0)  # [T] from each lag on
         return int((left > allowed).sum())
     if len(lags) < SETTINGS.least_lags:
@@ -46,12 +46,12 @@ def memory_length(power: Tensor, noise: Tensor, uncertainty: Tensor) -> int:
 def response(batch: SearchBatch, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
     """The response of the outputs to a change of an input, by the lag between them.
 
-    Each input is moved at a few time steps, one at a time and to both sides, and the outputs from there on are watched.
-    Outputs before that time step show the noise, since nothing else can change there.
+    Each input is moved at a few time steps, one at a time and to both sides, and the changes of the outputs from there
+    on are measured. Changes of outputs before that time step are noise.
 
     Returns:
-        Its mean square [T], relative to the square of the step; the part of it that is noise; and [T] by how much noise
-        may exceed that part by chance. If too many evaluations failed, there is no response, or none that is a number.
+        Its mean square [T], relative to the square of the step; the part of it that is noise; and the amount [T] by
+        which noise may exceed that part by chance. If too many evaluations failed, the mean square is zero or NaN.
     """
     rows = batch.choose_rows(SETTINGS.sequences, generator)
     x = batch.x[rows]  # [r, T·d]

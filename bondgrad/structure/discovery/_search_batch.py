@@ -1,4 +1,4 @@
-"""The box at the rows of a batch, for a search of its structure, and the numbers that such a search goes by."""
+"""The rows of a batch with the box at them, for a search of its structure, and the settings of such searches."""
 
 import math
 from collections.abc import Callable
@@ -13,34 +13,34 @@ from bondgrad.measuring._spread import Spread
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """How thoroughly structure is searched. Changes of outputs are counted in their standard deviations.
+    """Settings of the search for structure. Changes of outputs are in units of their standard deviations.
 
     The numbers of rows, rounds and repeats are choices between cost and thoroughness: a round costs `rows` evaluations
     per input, twice as many for a box with noise, and `rows` times `repeats` for the noise itself.
     """
 
-    suspicion: float = 4.0  # a larger change is looked at again: by noise alone it is one comparison in 16,000
-    certainty: float = 6.0  # a larger change is believed: by noise alone it is one comparison in 500 million
+    suspicion: float = 4.0  # a larger change is tested again: by noise alone it is one comparison in 16,000
+    certainty: float = 6.0  # a larger change is accepted: by noise alone it is one comparison in 500 million
     # Dependencies.
-    rows: int = 8  # at which every input is moved in one round
+    rows: int = 8  # rows at which every input is moved in one round
     fractions: tuple[float, ...] = (1, 1 / 2, 1 / 4, 1 / 64)  # of the way to the farthest value, in turn over the rows
-    rounds: int = 4  # at most
-    unseen: float = 1e-3  # the part of the dependencies that may be unseen, by estimate, without another round
-    repeats: int = 16  # evaluations of a row that show its noise, with a standard error of 22 % if it is normal
-    confirmations: int = 8  # pairs of evaluations for each dependency that is looked at again
-    false_alarm: float = 0.01  # chance that the pattern has any dependency that is none, for normal noise
-    miss: float = 0.01  # chance, at each row, to overlook a change of the size that `Detection.least` states
+    rounds: int = 4  # the largest number of rounds
+    unseen: float = 1e-3  # another round follows if a larger part of the dependencies is unseen, by estimate
+    repeats: int = 16  # evaluations of a row to measure its noise; its standard error is 22 % if it is normal
+    confirmations: int = 8  # pairs of evaluations for each dependency that is tested again
+    false_alarm: float = 0.01  # probability of at least one dependency that does not exist, for normal noise
+    miss: float = 0.01  # probability, at each row, to overlook a change of the size of `Detection.least`
     # Checks of a known pattern.
-    watched_rows: int = 16  # that are moved in one check, in three evaluations each
-    watch_confirmations: int = 16  # pairs of evaluations of each row at which such a check suspects a change
+    watched_rows: int = 16  # rows of one check, with three evaluations each
+    watch_confirmations: int = 16  # pairs of evaluations of each row at which a check suspects a change
     # The length of a memory.
     starts: int = 4  # time steps at which inputs are moved, evenly over the sequence
-    sequences: int = 2  # rows of the batch at which they are moved
-    step: float = 0.05  # relative to the root mean square of an input; more, if the noise of the outputs needs it
+    sequences: int = 2  # rows of the batch at which inputs are moved
+    step: float = 0.05  # relative to the root mean square of an input; longer, if the noise of the outputs needs it
     tail: float = 0.003  # the part of the response (its root mean square) that may come after the horizon
-    least_lags: int = 3  # at which a response must be seen, for its decay to be fitted
-    # When a layer searches, and what it needs to change its structure.
-    least_answered: float = 0.5  # the part of a pattern for which evaluations must not fail, for it to be used
+    least_lags: int = 3  # lags with a visible response that are needed to fit its decay
+    # When a layer searches, and when it changes its structure.
+    least_answered: float = 0.5  # a pattern is used if evaluations succeeded for at least this part of it
     worthwhile: float = 0.75  # a shorter horizon is used if it is below this part of the present one
     share: float = 0.01  # the part of the evaluations of training that searches may cost, after the first
 
@@ -55,7 +55,7 @@ class SearchBatch:
     x: Tensor  # [N, d] the rows, inside the limits
     y: Tensor  # [N, d_out] the outputs of the box there
     evaluate: Callable[[Tensor, Tensor], Tensor]  # (points [r, j, ends, d], rows [r]) -> [r, j, ends, d_out]
-    max_points: int  # how many points may exist at a time
+    max_points: int  # the largest number of points that may exist at a time
     noise: float  # half-width of the noise on the outputs, as far as it is known
     rounding: float  # relative rounding of the outputs
     low: Tensor  # [d] no point may be below this
@@ -64,7 +64,7 @@ class SearchBatch:
     whole: bool = False  # whether every request must contain all rows, because the box has a memory
 
     def __post_init__(self) -> None:
-        self.evaluations = 0  # that were spent so far
+        self.evaluations = 0  # spent so far
         self.rounding_noise = RoundingNoise.of(self.y, self.rounding)
 
     def choose_rows(self, count: int, generator: torch.Generator) -> Tensor:
@@ -78,26 +78,28 @@ class SearchBatch:
     def ask(self, points: Tensor, rows: Tensor) -> Tensor:
         """The outputs [r, j, ends, d_out] at points [r, j, ends, d] near rows [r]; NaN where they are not finite.
 
-        A box with a memory is asked about all rows, though only some are of interest; these have to be different ones.
+        A box with a memory is evaluated at all rows of the batch, also where only some are asked for; `rows` must
+        then be different from each other.
         """
         (r, j, ends, _), n = points.shape, len(self.x)
         if self.whole and r < n:
             everything = self.x[:, None, None].expand(n, j, ends, -1).index_copy(0, rows, points)
             return self.ask(everything, torch.arange(n, device=rows.device))[rows]
         self.evaluations += r * j * ends
-        moves = max(1, self.max_points // (ends * (r if self.whole else 1)))  # of a row in one request
+        moves = max(1, self.max_points // (ends * (r if self.whole else 1)))  # the moves of a row in one request
         at_once = r if self.whole else max(1, moves // j)
         parts = []
         for near, some in zip(*(torch.split(t, at_once) for t in (points, rows)), strict=True):
-            # Points are copied, since the box may write into what it is given.
+            # Points are copied, since the box may write into its inputs.
             parts.append(torch.cat([self.evaluate(part.clone(), some) for part in torch.split(near, moves, 1)], 1))
         y = torch.cat(parts)
         return torch.where(torch.isfinite(y), y, math.nan)
 
     def targets(self, rows: Tensor, turns: Tensor) -> Tensor:
-        """Values [r, d] on the way to the farthest, at the fractions of it whose turns [r] it is.
+        """Values [r, d] between the inputs of these rows and their farthest values.
 
-        They are never beyond either end, whatever rounding does.
+        Row i goes a part `SETTINGS.fractions[turns[i]]` of the way, with turns [r] counted modulo the number of
+        fractions. Values are never beyond either end, also after rounding.
         """
         x, end = self.x[rows], self.farthest(rows)
         fractions = self.x.new_tensor(SETTINGS.fractions)

@@ -1,4 +1,4 @@
-"""The structure that a layer works with: as it was given, or as far as it was found out, and when it searches again."""
+"""Structure that a layer finds out during training: what is known so far, and when it searches again."""
 
 import math
 import warnings
@@ -15,18 +15,18 @@ from bondgrad.structure.discovery._search_batch import SETTINGS, SearchBatch
 from bondgrad.torch_support._random import Generators
 
 CPU = torch.device("cpu")
-Knowledge = dict[str, Any]  # numbers and tensors, in the form in which they are saved; empty: nothing is known
+Knowledge = dict[str, Any]  # numbers and tensors, as they are saved; empty: nothing is known
 
 
 class AutoPattern:
-    """A pattern of dependencies that is found out during training. Known is `depends`, [d_out, d] bool."""
+    """A pattern of dependencies that is found out during training. Its `Knowledge` is `depends`, [d_out, d] bool."""
 
     def structure(self, known: Knowledge) -> Structure:
-        """The structure that follows from what is known; if nothing is, it is right for any box."""
+        """The structure that follows from what is known; if nothing is, one that holds for any box."""
         return Pattern(known["depends"]) if known else Dense()
 
     def search(self, known: Knowledge, batch: SearchBatch, generator: torch.Generator) -> Knowledge:
-        """What is known after evaluations of the box; `known` itself, if they showed nothing new.
+        """What is known after a search; `known` itself, if nothing new was found.
 
         If nothing was known before, the search is thorough; otherwise it is a check of what was known.
         """
@@ -55,7 +55,7 @@ class AutoPattern:
 
 
 def _listed(which: Tensor) -> str:
-    """The numbers of the True entries of a tensor [n], the first eight of them, in words."""
+    """The indices of the first eight True entries of a tensor [n], as text; "..." stands for more."""
     numbers = which.nonzero().squeeze(1).tolist()
     return ", ".join([*map(str, numbers[:8]), *["..."] * (len(numbers) > 8)])
 
@@ -63,8 +63,8 @@ def _listed(which: Tensor) -> str:
 class AutoHorizon:
     """A horizon of sequences that is found out during training.
 
-    Known are `horizon` (None, if the box did not forget within its sequences), `last`, the length that was measured
-    last, and `time`, the length of the longest sequence that was measured: of longer ones, nothing is known.
+    Its `Knowledge` is `horizon` (None, if the memory was as long as the sequences), `last`, the length of the memory
+    that was measured last, and `time`, the length of the longest sequence at which it was measured.
     """
 
     def structure(self, known: Knowledge) -> Structure:
@@ -145,7 +145,7 @@ class StructureTracker(nn.Module):
         """Search the structure of the box. The tracker itself is not changed before `accept`."""
         generator = self.random.fork(CPU)
         known = self.auto.search(self.known, batch, generator)
-        # A measured memory may be new, and the horizon the same.
+        # The length that was measured last may be new although the horizon is the same.
         same = known is self.known or ("horizon" in known and known["horizon"] == self.known.get("horizon", 0))
         structure = self.structure if same else self.auto.structure(known)
         return Discovery(known, structure, batch.evaluations, generator)
