@@ -62,7 +62,7 @@ class BlackBox(Layer):
             `fn.structure`, or "dense".
         state: For a box with memory, fn(x, state, *context) -> (y, state): the state it begins with, tensors [N, ...]
             with one entry per row, or [1, ...]. The forward pass moves it on, the backward pass starts from what it
-            was. Evaluation mode has a state of its own, which begins anew whenever that mode is entered. An fn with
+            was. Evaluation mode has a state of its own, which is reset whenever that mode is entered. An fn with
             methods `snapshot()` and `restore(snapshot)` keeps its own state, and is recognised.
         evaluator: Where rows are evaluated. None: `evaluators.Local()`, in this process.
         on_failure: When a perturbed row comes back non-finite: "degrade" uses what is left (the other side of the pair,
@@ -70,7 +70,7 @@ class BlackBox(Layer):
             "raise" raises `BoxError`.
         eager: Not supported yet, leave False.
         full_precision: Run the function with autocast, TF32 and other shortcuts of float32 switched off, since they
-            round away the differences that a gradient is made of. False: as it is around the layer.
+            round away the differences that a gradient is made of. False: with the settings that hold around the layer.
         process_group: The processes that train this model together, whose policies are to learn as one. None: those of
             the DistributedDataParallel around the layer, if there is one; give it with other wrappers, such as FSDP.
         seed: Of the layer's own random numbers. None: drawn from torch's.

@@ -121,7 +121,7 @@ def prepare(step: StepInputs, box: Neighbourhood, batch: Batch) -> Start:
         if training or state is None or next(iter(state.values())).device != batch.x.device:
             state = measuring.start(step.state, rows.starting_point())
         start = start._replace(state=state, eval_start=step.eval_start if training else state)
-        trying &= rows.answered  # else it begins anew at the next step
+        trying &= rows.answered  # without any answer, the next step looks for a first step again
     elif measuring is None:  # noise="auto": the policy's own steps might be too long to try
         found = result_of(rows.trial_at_first_step(batch), step, box.evaluations["trial"])
         return start._replace(noise=assumed_noise(step, found.noise), noise_trial=found)
@@ -156,7 +156,7 @@ def usable(slopes: Tensor, gy: Tensor) -> Tensor:
 
 def normalized(g: Tensor) -> Tensor:
     """Rows of g [B, d] scaled to norm 1; rows of zeros stay zero."""
-    # Scaled to a largest entry of 1 first, lest the squares of the norm over- or underflow.
+    # Scaled to a largest entry of 1 first, so that the squares in the norm neither overflow nor underflow.
     g = g / g.abs().amax(1, keepdim=True).clamp_min(torch.finfo(g.dtype).tiny)
     return torch.nn.functional.normalize(g, dim=1)
 

@@ -57,7 +57,7 @@ def examine(trial: StepTrial, y: Tensor) -> HealthReport:
     change = trial.repeated.nan_to_num(0, 0, 0)
     sound = trial.sound & torch.isfinite(trial.slopes).all(0)  # [r, d]
     slopes = torch.where(sound, trial.slopes, 0)
-    scale = slopes.abs().amax().clamp_min(torch.finfo(y.dtype).tiny)  # lest squares overflow
+    scale = slopes.abs().amax().clamp_min(torch.finfo(y.dtype).tiny)  # so that squares do not overflow
     _, one, two = slopes / scale
     n = sound.sum(0)
     noise = trial._replace(slopes=slopes / scale).noise()
@@ -90,7 +90,7 @@ class HealthMonitor:
         self._said: set[str] = set()
 
     def __getstate__(self) -> dict[str, Any]:
-        """The state of a new monitor: copies of a layer begin to watch anew."""
+        """The state of a new monitor, with which copies of a layer begin."""
         return HealthMonitor().__dict__
 
     def watch(self, now: HealthReport) -> None:

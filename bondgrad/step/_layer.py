@@ -33,7 +33,7 @@ from bondgrad.torch_support._precision import arithmetic
 from bondgrad.torch_support._random import Generators
 from bondgrad.torch_support._ranks import ALONE
 
-SEED_STRIDE = 1_000_003  # between the seeds of calls: a prime, lest layers with seeds in a row give out the same ones
+SEED_STRIDE = 1_000_003  # between seeds of calls; a prime, so that layers with neighbouring seeds differ
 
 
 class Layer(nn.Module):
@@ -236,7 +236,7 @@ class Layer(nn.Module):
         self.policy_state.random = Generators(seed)
 
     def gradient_evaluations(self, rows: int) -> int:
-        """The most evaluations that the next forward and backward pass of so many rows takes in eval mode.
+        """The most evaluations that the next forward and backward pass of that number of rows takes in eval mode.
 
         A policy that measures looks for a first step in the first of them.
         """

@@ -204,7 +204,7 @@ class Neighbourhood:
         d = self.parts.in_features
         time = self.x.shape[1] // d
         groups = self.structure.windows(d, gy.shape[1] // time, time, [0])[0].groups
-        # Relative to the largest, lest the squares over- or underflow.
+        # Relative to the largest entry, so that the squares neither overflow nor underflow.
         largest = gy.abs().amax(1, keepdim=True).clamp_min(torch.finfo(gy.dtype).tiny)
         square = (gy / largest).square()
         return (square.sum(1, keepdim=True) if groups is None else groups.sum_by_input(square)).sqrt() * largest
@@ -221,5 +221,5 @@ class Neighbourhood:
 
 
 def perturbations(x: Tensor, size: Tensor, sign: Tensor, ulps: float) -> Tensor:
-    """Steps of that size and sign [n, r, d], made longer by so many units of the rounding of x [r, d]: [n, r, d]."""
+    """Steps [n, r, d] of the given size and sign [n, r, d], made longer by `ulps` rounding units of x [r, d]."""
     return torch.copysign(torch.add(size, x.abs(), alpha=ulps * torch.finfo(x.dtype).eps), sign)

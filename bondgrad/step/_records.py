@@ -103,6 +103,6 @@ class StepResult(NamedTuple):
     discovery: Discovery | None  # of the structure
     noise_trial: TrialResult | None  # made before the gradient, to measure the noise
     trial: TrialResult | None  # made after it, at the same rows
-    restart: bool  # whether the policy has to find its steps anew
+    restart: bool  # whether the policy has lost its steps, and looks for a first step again
     eval_start: State | None  # see `StepInputs`
     errors: tuple[Exception, ...]  # that the box raised in trials, where they end nothing

@@ -41,7 +41,7 @@ class Trace:
 
     def __init__(self, warns: bool = True) -> None:
         self.last: Steps | None = None
-        self._failures: dict[torch.device, Tensor] = {}  # counted where they happen, lest anything waits
+        self._failures: dict[torch.device, Tensor] = {}  # by device: counting there waits for nothing
         self._warned = not warns
 
     def __getstate__(self) -> dict[str, Any]:

@@ -22,10 +22,10 @@ class TrialSettings:
 
     start_rows: int = 8  # at which a first step is looked for
     rows: int = 16  # of a trial
-    batch_part: int = 4  # trials use at most one row in so many of a batch, or they would cost more than training
+    batch_part: int = 4  # trials use at most the batch divided by this, since they must cost less than training
     noise_share: float = 0.01  # of the evaluations of training, for noise="auto" with a policy that does not measure
-    rough_factor: float = 8.0  # differences may be so many times rougher than repeated answers before rounding counts
-    noise_change: float = 1.25  # factor of the noise that is worth a change: captured steps are captured anew then
+    rough_factor: float = 8.0  # ratio of roughness to noise of repeated answers from which on the noise is rounding
+    noise_change: float = 1.25  # smallest factor by which the assumed noise changes: steps are captured again then
 
 
 SETTINGS = TrialSettings()
@@ -126,7 +126,7 @@ class RowSubset:
         self.which = live[torch.arange(count, device=live.device) * len(live) // count]
         self.box = box.subset(self.which)
         gy = rows.gy[self.which]
-        self.size = gy.abs().amax(1, keepdim=True)  # [r, 1], taken out first, lest squares overflow
+        self.size = gy.abs().amax(1, keepdim=True)  # [r, 1], divided out first, so that squares do not overflow
         self.gy = gy / self.size  # not finite where gy is zero: nothing can be learnt there
         self.x = self.box.x.reshape(-1, d)  # [r, d]
         self.norm = self.box.output_norm(self.gy)
