@@ -96,7 +96,7 @@ def measure_ranges(sampler: Sampler, facts: Facts, generator: torch.Generator) -
     low, high = torch.maximum(low - room, sampler.low)[inputs], torch.minimum(high + room, sampler.high)[inputs]
     values = torch.lerp(low[:, None], high[:, None], torch.linspace(0, 1, points, dtype=torch.float64))  # [n, points]
     y = _sweep(sampler, rows, inputs, values)  # [n, rows, points, d_out]
-    broken = ~torch.isfinite(y).all(3).all(1)  # [n, points]
+    broken = ~torch.isfinite(y).all((1, 3))  # [n, points]
     failing = broken.any(1).nonzero().squeeze(1)
     failures = [f for n in failing for f in _failures(sampler, rows, inputs[n, None], values[n], broken[n], y[n])]
     noise = torch.maximum(6 * math.sqrt(2) * facts.noise, facts.tolerance) / facts.output_spread  # [d_out]
@@ -251,7 +251,7 @@ def measure_effects(sampler: Sampler, facts: Facts, generator: torch.Generator) 
     own = (change.square() - 2 * facts.noise.square()) / (facts.output_spread * part).square()  # less noise
     by_input = own.nanmean((0, 2)).nan_to_num(0).clamp_min(0).sqrt()
     certain = facts.certain(1)
-    still = ~(change > certain).any(2).any(0) & torch.isfinite(change).all(2).any(0)
+    still = ~(change > certain).any((0, 2)) & torch.isfinite(change).all(2).any(0)
     visible = bool((certain < SETTINGS.visible * facts.output_spread).all())
     return Sensitivity(by_input.tolist(), dead_inputs(facts, still.nonzero().squeeze(1).tolist()) if visible else None)
 

@@ -86,7 +86,7 @@ def measure_randomness(sampler: Sampler, facts: Facts, generator: torch.Generato
     again = torch.stack([sampler.ask_rows(rows) for _ in range(repeats)], 1)
     together = sampler.ask_rows(rows.repeat_interleave(repeats)).view_as(again) if caller.largest > 1 else again
     failed = ~torch.isfinite(torch.stack((again, together))).all(3)  # [2, r, repeats]
-    caller.count_random_failures(int(failed[:, ~failed.all(2).all(0)].sum()))
+    caller.count_random_failures(int(failed[:, ~failed.all((0, 2))].sum()))
     found = judge_repeats(facts, again, together, stochastic_modules(sampler.function.fn))
     with contextlib.suppress(BudgetExceeded):  # the noise is reported even if its source is not found
         if found.modules:

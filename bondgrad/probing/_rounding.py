@@ -134,7 +134,7 @@ def _noise_floor(sampler: Sampler, facts: Facts, generator: torch.Generator) -> 
     powers = (*(SETTINGS.fine_spacings if sampler.dtype == torch.float64 else ()), *SETTINGS.spacings)
     rows = facts.choose(sampler.affordable_count(SETTINGS.lines, len(powers) * SETTINGS.points, 1 / 3), generator)
     points = _lines(sampler, sampler.x[rows], powers, generator)  # [lines, spacings, points, d]
-    points = points[:, (sampler.realise(points) == points).all(3).all(2).all(0)]  # spacings within the limits
+    points = points[:, (sampler.realise(points) == points).all((0, 2, 3))]  # spacings within the limits
     if points.shape[1] < 2:  # with one spacing, curvature looks like noise
         return 0.0, False
     y = sampler.ask(points, rows) / facts.positive_scale
@@ -145,7 +145,7 @@ def _noise_floor(sampler: Sampler, facts: Facts, generator: torch.Generator) -> 
     estimates = orders[1]
     pairs = estimates.unfold(0, 2, 1)  # [spacings - 1, 2]
     agreed = (pairs[:, 0] > 0) & (pairs.amax(1) <= SETTINGS.agreement * pairs.amin(1)) & flat[:-1] & flat[1:]
-    floors = pairs[agreed].amax(1).sort(descending=True).values if bool(agreed.any()) else estimates[estimates > 0]
+    floors = pairs[agreed].amax().view(1) if bool(agreed.any()) else estimates[estimates > 0]
     floor = float(floors[0]) if len(floors) else 0.0
     length = ((points[:, :, -1] - points[:, :, 0]).abs() / sampler.spread).amax((0, 2))  # [spacings]
     still = (y.diff(dim=2) == 0).double().mean((0, 2, 3))[8 * length < floor]
