@@ -63,7 +63,7 @@ def compare(gradients: Tensor, samples: SlopeSamples, at_kink: Tensor, tolerance
     own = (squares[:-1].clamp(min=0) / n).sqrt()  # [d] root mean square
     usual = n.sqrt() * torch.maximum(own, SETTINGS.weak * own.square().mean().sqrt()).clamp(min=1e-77)
     norm = torch.where(clear[:-1], n.sqrt() * own, usual)  # [d]
-    # The last term is the variance of var_s, an estimate that was subtracted.
+    # The term 2 / (copies_s - 1) is for the variance of var_s, an estimate that was subtracted.
     copies_s, copies_g = len(samples.slope), len(gradients)
     spread = _totals(s.square() * var + var_s * (var_s * (2 + 2 / (copies_s - 1)) + var_g)).sqrt()
     tests = (2 * len(n) + 1) * LOOKS

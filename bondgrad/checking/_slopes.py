@@ -26,7 +26,7 @@ class CheckSettings:
     # Rows of x.
     rows: int = 16  # rows at which slopes are measured
     finite_rows: int = 256  # rows at which it is tested whether the gradient is finite
-    finite_part: int = 8  # that test may take one in so many evaluations of the budget
+    finite_part: int = 8  # the test of `finite_rows` may take one in so many evaluations of the budget
     suspects: int = 4  # most rows with a gradient that is not finite among those at which slopes are measured
     margin: float = 0.05  # part of the spread: rows closer to a limit are moved away from it, for room on both sides
     # Steps.

@@ -41,7 +41,7 @@ class FaultTolerantCaller:
     def __init__(self, send: Send, padding: Tensor, max_rows: int | None) -> None:
         self._send, self._padding = send, padding
         self.max_rows, self._most_rows = max_rows, min(SETTINGS.most_rows, max_rows or SETTINGS.most_rows)
-        self.smallest, self.largest = 1, self._most_rows
+        self.smallest, self.largest = 1, self._most_rows  # least and most rows of a call, as far as is known
         self.refused: int | None = None  # rows of the smallest call that was too large for the box
         self.random_failures = 0  # calls or rows that failed, and succeeded when they were repeated
         self.errors: Counter[str] = Counter()  # rows at which the box raised, by the type of the error

@@ -41,7 +41,7 @@ SETTINGS = RoundingSettings()
 TYPE_NAMES = ("float64", "float32", "float16", "bfloat16")
 FLOAT_TYPES = tuple(getattr(torch, name) for name in TYPE_NAMES)
 LARGEST_FLOORS = (3e-12, 2e-5, 7e-4, 2e-2)  # the largest floor that each of these types causes in a network
-# Arithmetic that explains a floor up to each of these, and one above all of them.
+# Arithmetic that explains a floor up to each of LARGEST_FLOORS, and a name for floors above all of them.
 PRECISION_NAMES = ("float64", "float32", "TF32 or float16", "bfloat16", "coarser than bfloat16")
 
 
