@@ -1,4 +1,4 @@
-"""FDSA: one parameter at a time."""
+"""FDSA: central differences along one parameter at a time."""
 
 import math
 

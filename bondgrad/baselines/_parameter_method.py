@@ -1,4 +1,4 @@
-"""What methods that perturb parameters have in common: all of them, and those that perturb all parameters at once."""
+"""Base classes of methods that perturb parameters: one of all, and one of those that perturb all parameters at once."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
@@ -32,7 +32,7 @@ class ParameterMethod(ABC):
         self.mu = positive_float("mu", mu)
 
     def estimate(self, closure: Closure) -> None:
-        """Overwrite the `.grad` of every parameter. Whatever happens, the parameters themselves stay bit for bit.
+        """Overwrite the `.grad` of every parameter. The parameters keep their values bit for bit, even on errors.
 
         Args:
             closure: Returns the loss at the present values of the parameters. It is called without gradients, so it
@@ -49,7 +49,7 @@ class ParameterMethod(ABC):
 
     @abstractmethod
     def gradient(self, closure: Closure) -> list[Tensor]:
-        """One gradient for each parameter, shaped like it. The parameters may be left at any values."""
+        """A gradient for each parameter, shaped like it. It may leave the parameters at any values."""
 
 
 class SimultaneousPerturbation(ParameterMethod):
@@ -60,7 +60,7 @@ class SimultaneousPerturbation(ParameterMethod):
     Args:
         params: The parameters whose gradient is wanted.
         mu: Size of the perturbation.
-        n: Directions.
+        n: Number of random directions.
         seed: The seed of the random numbers. None: drawn from torch's global generator.
     """
 
@@ -71,26 +71,26 @@ class SimultaneousPerturbation(ParameterMethod):
 
     @abstractmethod
     def sizes(self, at: Tensor) -> Tensor:
-        """How far the parameters at [P] are moved, [P]."""
+        """Sizes [P] of the perturbations of parameters with the values at [P]."""
 
     def uniform(self, at: Tensor) -> Tensor:
-        """Random numbers from -1 to 1 for the parameters at [P], [P]."""
+        """Random numbers [P] from -1 to 1, in the type and on the device of the parameter values at [P]."""
         return torch.empty_like(at).uniform_(-1, 1, generator=self.random.on(at.device))
 
     def gradient(self, closure: Closure) -> list[Tensor]:
         """See `ParameterMethod.gradient`."""
-        # One vector for all: a network has hundreds of parameters, and a kernel for each would take most of the time.
+        # One vector for all: a network has hundreds of tensors, and a kernel for each would take most of the time.
         start = _flat(self.params)  # [P]
         total = torch.zeros_like(start)
         used = torch.zeros((), device=start.device)  # on the device, so that a CUDA graph can be captured
-        fine = torch.float32 if start.device.type == "mps" else torch.float64  # MPS has no double precision
+        loss_dtype = torch.float32 if start.device.type == "mps" else torch.float64  # MPS has no double precision
         for _ in range(self.n):
             delta = torch.copysign(self.sizes(start), self.uniform(start))
             ends, losses = [], []
             for sign in (1, -1):
                 torch._foreach_copy_(self.params, _split(torch.add(start, delta, alpha=sign), self.params))
                 ends.append(_flat(self.params))
-                losses.append(torch.as_tensor(closure(), dtype=fine, device=start.device))
+                losses.append(torch.as_tensor(closure(), dtype=loss_dtype, device=start.device))
             difference, span = losses[0] - losses[1], ends[0] - ends[1]  # `span` is what rounding left of 2Δ
             finite = torch.isfinite(difference)
             used += finite

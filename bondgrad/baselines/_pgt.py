@@ -1,4 +1,4 @@
-"""PGT: all parameters at once, by steps of different sizes."""
+"""PGT: all parameters are perturbed at once, by steps of different sizes."""
 
 from collections.abc import Iterable
 
@@ -19,7 +19,7 @@ class PGT(SimultaneousPerturbation):
         params: The parameters whose gradient is wanted.
         mu: Mean size of the perturbation.
         r: Spread of the sizes, in [0, 1). At 0 this is SPSA.
-        n: Directions.
+        n: Number of random directions.
         seed: The seed of the random numbers. None: drawn from torch's global generator.
     """
 

@@ -1,4 +1,4 @@
-"""SPSA: all parameters at once, by steps of equal size."""
+"""SPSA: all parameters are perturbed at once, by steps of equal size."""
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ class SPSA(SimultaneousPerturbation):
     Args:
         params: The parameters whose gradient is wanted.
         mu: Size of the perturbation.
-        n: Directions.
+        n: Number of random directions.
         seed: The seed of the random signs. None: drawn from torch's global generator.
 
     Example:

@@ -1,11 +1,11 @@
-"""Is this gradient right?
+"""Checking whether a gradient is right.
 
 The loss is L(x) = gy · box(x), with a random gy. At up to sixteen rows of x and along every input, its slope is
 measured by symmetric differences, over a ladder of steps that leads from the spread of x down to rounding; the step
 that is used is, at every row, where neighbouring rungs agree best, and the error in its square is removed by Richardson
-extrapolation. Slopes and gradients are measured several times, and their scatter says how far they can be trusted:
-noise of the box, roughness of its outputs, or a gradient that is itself an estimate do no harm but that more
-measurements are needed, until all is decided or the budget is spent.
+extrapolation. Slopes and gradients are measured several times, and their scatter gives their standard error. Noise of
+the box, roughness of its outputs, or a gradient that is itself an estimate only make more measurements necessary, which
+are made until all inputs are decided or the budget is spent.
 
 An input is wrong if its gradient differs from the slope, over the rows, by certainly more than a tolerance. Rows near
 kinks and poles, where the slope depends on the step, are left out; and unless the box shows no kinks and one factor
@@ -13,8 +13,8 @@ explains the error, it has to be seen again with shorter steps. An input is also
 where the box is, at any of up to 256 rows. All others are right, if twice the tolerance would have been seen. The
 chance of a false alarm is below one in a hundred.
 
-Every input is judged by its own slope, however weak, if that is seen. If it is not, an error counts in units of a
-hundredth of the typical slope.
+The error of an input is relative to its own slope, however weak, if that exceeds the noise. If it does not, the error
+is relative to a hundredth of the typical slope.
 """
 
 from bondgrad.checking._check import check

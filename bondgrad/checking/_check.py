@@ -28,12 +28,12 @@ def check(
     seed: int = 0,
     evaluator: Evaluator | None = None,
 ) -> Check:
-    """Find out whether the gradient that autograd takes through a box is right: `bondgrad.checking` says how.
+    """Find out whether the gradient that autograd takes through a box is right; `bondgrad.checking` explains how.
 
-    The box is given copies, so that it may change its inputs. It is in eval mode meanwhile, and afterwards all is as it
-    was: buffers, the random numbers of torch, numpy and Python, what a BlackBox has learnt and counted. A BlackBox
-    shows what it would do at its next step, so that one that has trained is judged with the steps it has learnt. (Give
-    the layer, not a function around it, which would hide it.)
+    The box is given copies, so that it may change its inputs. It is in eval mode during the check. Afterwards its
+    buffers, the random numbers of torch, numpy and Python, and what a BlackBox has learnt and counted are restored. A
+    BlackBox computes the gradient of its next training step, so that one that has trained is judged with the steps it
+    has learnt. (Give the layer, not a function around it, which would hide it.)
 
     Args:
         box: [N, d] -> [N, d_out], every row by itself, with a gradient: a BlackBox, a module, or a function that calls
@@ -42,11 +42,11 @@ def check(
         context: Further inputs of the box, one entry per row.
         limits: (low, high): no point outside is evaluated. None: those of the BlackBox, if it has any.
         tolerance: Relative error of an input's gradient that still counts as right.
-        budget: The most evaluations to spend: rows that the box is asked about, or the function inside a BlackBox.
+        budget: The most evaluations to spend: rows evaluated by the box, or by the function inside a BlackBox.
         seed: The seed for gy, for the choice of rows, and for the steps.
-        evaluator: Where the box is evaluated at rows of which only outputs are asked for, in requests with the purpose
-            "probe". None: `evaluators.Local()`. Gradients are always taken here, of no more than its `max_rows` rows at
-            a time; a BlackBox evaluates its function with its own evaluator for both.
+        evaluator: Evaluates the box at rows where only outputs are needed, in requests with the purpose "probe". None:
+            `evaluators.Local()`. Gradients are always taken in this process, of no more than its `max_rows` rows at a
+            time; a BlackBox evaluates its function with its own evaluator for both.
     """
     if not callable(box):
         raise TypeError(f"box must be callable, got {type(box).__name__}")
@@ -74,12 +74,12 @@ def _typical_rows(
 ) -> LossSlopes:
     """Choose rows of x [N, d], and gy such that every output has the same weight.
 
-    Gradients are looked at in many rows. Those where any is not finite are among the few that are chosen, so that it is
-    seen whether the box has a slope there: where its domain ends, as that of a root, the gradient may be infinite.
+    Gradients are computed at many rows. Rows at which one is not finite are among the few that are chosen, to measure
+    whether the box has a slope there: at the end of its domain, such as that of a root, the gradient may be infinite.
     """
-    start, d = sampler.gradient_cost(0), x.shape[1]  # policies may have to find a first step
+    start, d = sampler.gradient_cost(0), x.shape[1]  # evaluations by which policies may have to find a first step
     gradient = sampler.gradient_cost(1) - start
-    # Evaluations that a row takes at least: to see what the box does there, and to check its gradient.
+    # Evaluations per row: `look` for its output and one gradient, `each` at least for checking its gradient.
     look, left = 2 + gradient, sampler.budget - start
     each = 2 * rungs(x.dtype) * d + SETTINGS.copies * (6 * d + 1) + SETTINGS.gradients * gradient + 1
     if left < each + look:
@@ -104,10 +104,10 @@ def _typical_rows(
 
 
 class GradientCheck:
-    """Gradients and slopes at the same rows, and more of both until they are enough.
+    """Measures gradients and slopes at the same rows, and repeats both until every input is decided.
 
     Args:
-        slopes: The loss near the rows.
+        slopes: Measures the loss near the rows.
         tolerance: Relative error of an input's gradient that still counts as right.
         generator: For the random part of the steps.
     """
@@ -123,11 +123,11 @@ class GradientCheck:
     def run(self) -> Evidence:
         """Measure until an input is wrong, every input is decided, or the budget is spent.
 
-        Steps may have led over kinks. So an input that seems wrong has to seem so again with shorter steps, unless the
-        function shows no kinks and one factor explains the error: kinks have another effect at every row.
+        Steps may have crossed kinks. So an input that seems wrong must seem wrong again with shorter steps, unless the
+        function shows no kinks and one factor explains the error: the effect of kinks differs from row to row.
         """
         at_kink = torch.zeros_like(self.samples.step, dtype=torch.bool)
-        to_confirm = torch.zeros_like(self.samples.step[0])  # [d] errors that have to be seen again with shorter steps
+        to_confirm = torch.zeros_like(self.samples.step[0])  # [d] errors to be confirmed with shorter steps
         for look in range(1, LOOKS + 1):
             evidence = compare(self.gradients, self.samples, at_kink, self.tolerance)
             wrong, at_kink, shortened = evidence.wrong, evidence.entries.at_kink, to_confirm > 0
@@ -139,14 +139,14 @@ class GradientCheck:
             evidence = evidence._replace(wrong=torch.zeros_like(wrong), enough=evidence.enough & ~suspect)
             if bool(evidence.enough.all()) or look == LOOKS or not self.more(evidence.bending | suspect):
                 break
-            # An error that shorter steps would have shown, and have not, was due to the longer ones.
+            # An error that is visible with shorter steps, and is not found with them, was due to the longer ones.
             to_confirm = torch.where(evidence.visible < to_confirm, 0, to_confirm)
-            together = (evidence.factor[-1] - 1).abs().nan_to_num(0)  # of all inputs, where no single one is off
+            together = (evidence.factor[-1] - 1).abs().nan_to_num(0)  # relative error of all inputs together
             to_confirm = torch.where(suspect, torch.maximum(evidence.error, together), to_confirm)
         return evidence
 
     def more(self, shorter: Tensor) -> bool:
-        """Measure as often again as before, or anew with shorter steps of some inputs, bool [d]. False: no budget."""
+        """Double the copies, or measure anew with shorter steps of some inputs, bool [d]. False: no budget is left."""
         slopes, left, copies = self.slopes, self.slopes.sampler.left, len(self.samples.slope)
         if bool(shorter.any()):
             copies = min(copies, left // slopes.cost(1))
@@ -155,7 +155,7 @@ class GradientCheck:
             step = torch.where(shorter, self.samples.step / SETTINGS.factor, self.samples.step)
             self.samples = slopes.measure(step, copies, self.generator)
             return True
-        # Of whichever adds little to the variance, there is enough.
+        # Slopes or gradients that add little to the variance are not measured again.
         var_s, var_g = (mean(t)[1].nansum(0) for t in (self.samples.slope, self.gradients))  # [d]
         more_s = copies * bool((var_s > SETTINGS.minor * (var_s + var_g)).any())
         more_g = len(self.gradients) * bool((var_g > SETTINGS.minor * (var_s + var_g)).any())
@@ -168,12 +168,12 @@ class GradientCheck:
         return more_s + more_g > 0
 
     def rate(self) -> Tensor:
-        """Exponent [d] of the step in the remainder of Taylor's series, over the finest rungs that noise leaves."""
+        """Exponent [d] of the step in the remainder of Taylor's series, over the finest rungs above the noise."""
         move = self.moves[..., 0]  # [r, d, rungs]
         remainder = self.losses[..., 0] - self.base[:, None] - move * mean(self.gradients)[0][..., None]
         size, length = (t.square().nanmean(0).sqrt() for t in (remainder, move))  # [d, rungs]
         noise = self.samples.loss.var(0) + self.samples.rounding.square()  # [r, d]
-        # Below the first rung that is not seen, it may be seen by chance.
+        # Rungs shorter than the first one that is lost in noise may exceed the noise by chance.
         seen = size > SETTINGS.seen * noise.nanmean(0).sqrt()[:, None]
         count = seen.long().cumprod(1).sum(1, keepdim=True)  # [d, 1]
         first, last = ((count - back).clamp(min=0) for back in (3, 1))

@@ -3,8 +3,8 @@
 There are two tests of every input, at a level that is divided by their number and by that of looks at growing evidence
 (Bonferroni). One is whether the factor between gradient and slope is one, by quantiles of Student's distribution (the
 expansion of Cornish and Fisher) with degrees of freedom after Welch and Satterthwaite. The other is whether the sum of
-squares that no factor explains is that of noise around an error that is tolerated (Birgé's bounds for chi-squared
-variables that are not central).
+squares that no factor explains is that of noise around an error that is tolerated (Birgé's bounds for noncentral
+chi-squared variables).
 
 References:
     B. L. Welch, "The generalization of 'Student's' problem", Biometrika, 1947.
@@ -29,25 +29,25 @@ class Entries(NamedTuple):
     g: Tensor  # [r, d]
     var_s: Tensor  # [r, d] variance of s
     var_g: Tensor  # [r, d] variance of g
-    known: Tensor  # [r, d] bool
-    bend: Tensor  # [r, d] error of s that is left by extrapolation
+    known: Tensor  # [r, d] bool: both s and g are known, and can be compared
+    bend: Tensor  # [r, d] error of s that extrapolation leaves
     at_kink: Tensor  # [r, d] bool: the function has a kink
 
 
 class Evidence(NamedTuple):
-    """What speaks for or against the gradient of every input. Of d + 1 entries, the last is for all inputs together."""
+    """Results of the tests of every input. Of d + 1 entries, the last is for all inputs together."""
 
     entries: Entries
-    factor: Tensor  # [d + 1] the gradient in units of the slope; NaN: the slope was not seen
-    standard_error: Tensor  # [d + 1] of the factor
-    unexplained: Tensor  # [d] error that no factor explains
-    error: Tensor  # [d] root mean square over rows, in units of that of the slope
-    visible: Tensor  # [d] the least error that would have been seen
-    enough: Tensor  # [d] bool: twice the tolerance would have been seen
-    wrong: Tensor  # [d + 1] bool
+    factor: Tensor  # [d + 1] the gradient in units of the slope; NaN: the slope does not exceed the noise
+    standard_error: Tensor  # [d + 1] standard error of the factor
+    unexplained: Tensor  # [d] relative error that no factor explains
+    error: Tensor  # [d] root mean square error over rows, in units of that of the slope
+    visible: Tensor  # [d] the least relative error that would have been called wrong
+    enough: Tensor  # [d] bool: an error of twice the tolerance would have been called wrong
+    wrong: Tensor  # [d + 1] bool: the error is certainly larger than the tolerance
     uniform: Tensor  # [d + 1] bool: one factor explains most of the error
     missing: Tensor  # [d] bool: the gradient is not finite where the box is
-    bending: Tensor  # [d] bool: what is not known is not due to noise, but to steps too long
+    bending: Tensor  # [d] bool: uncertainty is mostly due to steps that are too long, not to noise
 
 
 def compare(gradients: Tensor, samples: SlopeSamples, at_kink: Tensor, tolerance: float) -> Evidence:
@@ -55,15 +55,15 @@ def compare(gradients: Tensor, samples: SlopeSamples, at_kink: Tensor, tolerance
     entries = _entries(gradients, samples, at_kink, tolerance)
     s, g, var_s, var_g, known, bend, _ = entries
     e, var, n = g - s, var_s + var_g, known.sum(0).clamp(min=1)
-    # The noise of s makes its squares too large, and its products with g - s too small.
+    # Corrected for the noise of s, which makes its squares too large, and its products with g - s too small.
     along, squares, noise_s = (_totals(t) for t in (e * s + var_s, s.square() - var_s, var_s))  # [d + 1]
-    clear = squares > SETTINGS.clear * noise_s  # else nothing can be said of factors
+    clear = squares > SETTINGS.clear * noise_s  # else factors are unknown
     factor = torch.where(clear, along / squares, 0)
-    # Errors are measured by `norm`, which is not zero, nor is its square.
+    # Errors are relative to `norm`, which is large enough for its square not to underflow.
     own = (squares[:-1].clamp(min=0) / n).sqrt()  # [d] root mean square
     usual = n.sqrt() * torch.maximum(own, SETTINGS.weak * own.square().mean().sqrt()).clamp(min=1e-77)
     norm = torch.where(clear[:-1], n.sqrt() * own, usual)  # [d]
-    # The last term is due to taking off var_s, itself an estimate.
+    # The term 2 / (copies_s - 1) is for the variance of var_s, an estimate that was subtracted.
     copies_s, copies_g = len(samples.slope), len(gradients)
     spread = _totals(s.square() * var + var_s * (var_s * (2 + 2 / (copies_s - 1)) + var_g)).sqrt()
     tests = (2 * len(n) + 1) * LOOKS
@@ -96,10 +96,10 @@ def compare(gradients: Tensor, samples: SlopeSamples, at_kink: Tensor, tolerance
 
 
 def _entries(gradients: Tensor, samples: SlopeSamples, at_kink: Tensor, tolerance: float) -> Entries:
-    """Means over copies, without entries that have nothing to compare."""
+    """Means over copies, with zeros for entries where slope and gradient cannot be compared."""
     (s, var_s, known), (g, var_g, given) = mean(samples.slope), mean(gradients)
     kink, var_kink, _ = mean(samples.kink)
-    rounding = (SETTINGS.noise_gain * samples.rounding / samples.step).square()  # [r, d] what it adds to var_s
+    rounding = (SETTINGS.noise_gain * samples.rounding / samples.step).square()  # [r, d] its part of var_s
     # Where the function has a kink, there is no slope to compare with.
     var_kink = torch.maximum(var_kink, var_kink.nanmean(0)) + SETTINGS.kink_gain * rounding
     least = torch.maximum(SETTINGS.kink_z**2 * var_kink, tolerance**2 * s.square().nanmean(0))
@@ -111,17 +111,18 @@ def _entries(gradients: Tensor, samples: SlopeSamples, at_kink: Tensor, toleranc
     total = torch.maximum(total, SETTINGS.weak**2 * total.mean())
     part = rounding / squares
     known &= (rounding <= tolerance**2 * total / SETTINGS.rounding_margin) | (part <= part.nanmedian(0).values)
-    # Slopes of a wave much shorter than the steps scatter by far more than the loss at one point does, and say nothing.
+    # Slopes of a wave much shorter than the steps are aliased: they scatter by far more than noise explains.
     noise = mean(samples.loss)[1] * (SETTINGS.noise_gain / samples.step).square() + rounding
     beyond = torch.where(known, len(samples.slope) * (var_s - SETTINGS.scatter * noise), 0).sum(0)
     known &= beyond <= SETTINGS.scatter_part**2 * torch.where(known, s.square(), 0).sum(0)
-    # Rounding is random where the shortest of the drawn steps lead over several of its levels.
+    # Where drawn steps differ by several levels of rounding, rounding is random, and already part of the scatter.
     levels = (s * samples.step).abs() * SETTINGS.jitter / 4 / (math.sqrt(12) * samples.rounding)
     var_s = var_s + torch.where(levels.nanmedian(0).values > SETTINGS.levels, 0, rounding)
     parts = s, g, var_s, var_g, mean(samples.change)[0] / SETTINGS.safety
     s, g, var_s, var_g, bend = (torch.where(known, part, 0) for part in parts)
     n = known.sum(0).clamp(min=1)
-    var_s, var_g = (torch.where(known, torch.maximum(v, v.sum(0) / n), 0) for v in (var_s, var_g))  # of few copies
+    # A variance of few copies may be far too small by chance.
+    var_s, var_g = (torch.where(known, torch.maximum(v, v.sum(0) / n), 0) for v in (var_s, var_g))
     return Entries(s, g, var_s, var_g, known, bend, at_kink)
 
 

@@ -1,4 +1,4 @@
-"""What a check has found, and what is wrong with a gradient, in words."""
+"""The result of a check, and sentences on what is wrong with a gradient."""
 
 import math
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ Verdict = Literal["right", "wrong", "undecided"]
 
 @dataclass(frozen=True, eq=False)
 class Check:
-    """What `check` found. True as a bool if the gradient is right; print it to read it.
+    """The result of `check`. As a bool it is True if the gradient is right; print it for a summary.
 
     Example:
         >>> class Cube(torch.autograd.Function):
@@ -37,15 +37,15 @@ class Check:
     """
 
     verdict: Verdict
-    factor: Tensor  # [d] the gradient in units of the slope, over rows: 1 where right; NaN: the slope was not seen
-    standard_error: Tensor  # [d] of the factor
-    error: Tensor  # [d] root mean square over rows, in units of that of the slope, noise taken off
-    visible: Tensor  # [d] the least error that would certainly have been called wrong; where the slope was not seen, in
-    # units of a hundredth of the typical one
+    factor: Tensor  # [d] the gradient in units of the slope, over rows: 1 where right; NaN: no slope above the noise
+    standard_error: Tensor  # [d] standard error of the factor
+    error: Tensor  # [d] root mean square error over rows, in units of that of the slope, with noise subtracted
+    visible: Tensor  # [d] the least relative error that would certainly have been called wrong; where no slope is above
+    # the noise, in units of a hundredth of the typical slope
     rate: Tensor  # [d] exponent of the step in L(x + t) - L(x) - g·t: 2 where right, 1 where not; NaN: lost in noise
-    tolerance: float
-    evaluations: int  # rows that the box, or the function inside a BlackBox, was asked about
-    problems: tuple[str, ...]  # in words
+    tolerance: float  # relative error of an input's gradient that counts as right
+    evaluations: int  # rows evaluated by the box, or by the function inside a BlackBox
+    problems: tuple[str, ...]  # a sentence on each wrong input, or on all together
 
     @property
     def right(self) -> bool:
@@ -73,7 +73,7 @@ class Check:
 
 
 def problems(evidence: Evidence, tolerance: float, scale: Tensor) -> tuple[str, ...]:
-    """One sentence for each input that is wrong, or one for all; scale [d] is the unit of every input."""
+    """A sentence for each input that is wrong, or one for all; scale [d] is the unit of every input."""
     if not bool(evidence.wrong.any()):
         return ()
     if _one_factor(evidence, tolerance):
@@ -92,7 +92,7 @@ def problems(evidence: Evidence, tolerance: float, scale: Tensor) -> tuple[str, 
 
 
 def weak(factor: Tensor, visible: Tensor) -> tuple[str, ...]:
-    """A sentence on inputs whose slope was not seen: their factor [d] is NaN, and visible [d] in other units."""
+    """A sentence on inputs without a slope above the noise: their factor [d] is NaN, and visible [d] in other units."""
     unseen = (factor.isnan() & visible.isfinite()).nonzero().flatten().tolist()
     if not unseen:
         return ()
@@ -103,7 +103,7 @@ def weak(factor: Tensor, visible: Tensor) -> tuple[str, ...]:
 
 
 def percent(fraction: float) -> str:
-    """A fraction in percent, with one decimal or as many as it takes."""
+    """A fraction in percent, with one decimal, or as a power of ten below 0.1 %."""
     return f"{100 * fraction:.1f} %" if fraction >= 1e-3 or fraction == 0 else f"{100 * fraction:.0e} %"
 
 
@@ -116,23 +116,23 @@ def _one_factor(evidence: Evidence, tolerance: float) -> bool:
 
 
 def _explained(evidence: Evidence, i: int) -> Tensor:
-    """[d] bool: where little is left of an error of the size of the factor of i."""
+    """[d] bool: where the errors that no factor explains are small beside the error of the factor of input i."""
     off = (evidence.factor[i] - 1).abs()
     return evidence.unexplained <= torch.maximum(evidence.visible, SETTINGS.close * off)  # false for NaN
 
 
 def _swapped(entries: Entries, wrong: list[int], scale: Tensor) -> dict[int, int]:
-    """Of the inputs that are wrong, those of which each has the gradient of just one other, and that has its own."""
+    """For inputs that look swapped, the partner: the gradient of each is like the slope of the other, and no third."""
     g, s, known = (t[:, wrong] for t in (entries.g / scale, entries.s / scale, entries.known.double()))  # [r, n]
-    size = known.T @ s.square()  # [n, n] of the slope of j, over the rows at which i is known too
-    apart = g.square().T @ known - 2 * g.T @ s + size  # [n, n] squared distance of the gradient of i from that
+    size = known.T @ s.square()  # [n, n] squared norm of the slope of j, over the rows at which i is known too
+    apart = g.square().T @ known - 2 * g.T @ s + size  # [n, n] squared distance of the gradient of i from that slope
     like = (apart < SETTINGS.close**2 * size) & (known.T @ known > 2)
     pairs = (like & like.T).fill_diagonal_(False)
     return {i: wrong[int(row.nonzero())] for i, row in zip(wrong, pairs, strict=True) if int(row.sum()) == 1}
 
 
 def _input(evidence: Evidence, i: int) -> str:
-    """What is wrong with one input."""
+    """A phrase that says what is wrong with the gradient of input i."""
     if evidence.missing[i]:
         return "not finite where the box is"
     if not bool((evidence.entries.g[:, i] != 0).any()):
@@ -145,7 +145,7 @@ def _input(evidence: Evidence, i: int) -> str:
 
 
 def _factor(evidence: Evidence, i: int) -> str:
-    """What a factor that is not one means."""
+    """A phrase on the factor, other than one, between the gradient of input i (-1: of all inputs) and the slope."""
     factor, error = float(evidence.factor[i]), float(evidence.standard_error[i])
     if factor < 0:
         return "wrong sign" if abs(factor + 1) < SETTINGS.close else f"wrong sign, and {-factor:.2f} times as large"

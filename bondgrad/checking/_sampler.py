@@ -1,4 +1,4 @@
-"""Outputs and gradients of the box under check, and what they cost."""
+"""Outputs and gradients of the box under check, and the evaluations that they take."""
 
 import contextlib
 import math
@@ -22,7 +22,7 @@ class GradientSampler:
     Args:
         box: [N, d] -> [N, d_out], with a gradient.
         budget: The most evaluations to spend. Callers compare costs with `left` before they ask.
-        evaluator: Evaluates the rows of which only the outputs are asked for. None: `Local()`.
+        evaluator: Evaluates the rows of which only the outputs are needed. None: `Local()`.
     """
 
     def __init__(self, box: Callable[..., Any], budget: int, evaluator: Evaluator | None) -> None:
@@ -36,7 +36,7 @@ class GradientSampler:
 
     @property
     def evaluations(self) -> int:
-        """Rows that the box was asked about, or, if these are more, the functions inside every BlackBox."""
+        """The number of rows evaluated by the box, or, if it is larger, by the functions inside every BlackBox."""
         return max(self._rows, self._evaluations_inside() - self._before)
 
     @property
@@ -45,20 +45,20 @@ class GradientSampler:
         return self.budget - self.evaluations
 
     def gradient_cost(self, rows: int) -> int:
-        """The most evaluations that the next gradients at so many rows can take."""
+        """The largest number of evaluations that gradients at `rows` rows can take."""
         return max(rows, sum(layer.gradient_evaluations(rows) for layer in self._layers))
 
     def outputs(self, x: Tensor, context: tuple[Tensor, ...]) -> Tensor:
-        """The box at rows x [N, d]: [N, d_out], NaN where an output is not finite."""
+        """Outputs [N, d_out] at rows x [N, d]; NaN where an output is not finite."""
         self._rows += len(x)
         with torch.no_grad():
             y = self._driver.run(lambda: self._driver.ask(self._call, x, context, purpose="probe"))
         return torch.where(torch.isfinite(y), y, math.nan)
 
     def gradients(self, x: Tensor, context: tuple[Tensor, ...], gy: Tensor, generator: torch.Generator) -> Tensor:
-        """What autograd gives at rows x [N, d] for the loss gy [N, d_out] · box(x): [N, d] in float64.
+        """Gradients [N, d] by autograd of the loss gy [N, d_out] · box(x) at rows x [N, d], in float64.
 
-        It is NaN where the box has no output, and infinite where it has one and the gradient is not finite.
+        They are NaN where an output is not finite, and infinite where outputs are finite and the gradient is not.
         """
         self._rows += len(x)
         parts = zip(*(torch.split(t, self.rows_at_once) for t in (x, gy, *context)), strict=True)
@@ -82,7 +82,7 @@ class GradientSampler:
         return torch.where(torch.isfinite(y.detach()).all(1, keepdim=True), g, math.nan)
 
     def _call(self, x: Tensor, *context: Tensor, seed: int | None = None) -> Tensor:
-        """The box at copies of its arguments, since it may change what it is given."""
+        """Outputs [N, d_out] at copies of the arguments, since the box may change what it is given."""
         y = self._box(x.clone(), *(c.clone() for c in context))
         if not isinstance(y, Tensor) or y.ndim != 2 or len(y) != len(x) or not y.dtype.is_floating_point:
             shape = list(y.shape) if isinstance(y, Tensor) else type(y).__name__
@@ -94,7 +94,7 @@ class GradientSampler:
 
     @contextlib.contextmanager
     def without_trace(self) -> Iterator[None]:
-        """Modules are in eval mode meanwhile; afterwards everything is as it was, whatever happens."""
+        """A context in which modules are in eval mode, and after which all state is restored, even on errors."""
         with no_trace(self._box), in_eval_mode(self._box), contextlib.ExitStack() as stack:
             for layer in self._layers:
                 stack.enter_context(layer.without_trace())

@@ -1,1 +1,1 @@
-"""Measuring a box: within a budget, without a trace; spread, noise, rounding, ladders of steps, statistics."""
+"""Tools to measure a box: evaluations within a budget, spread, noise, rounding, ladders of steps, statistics."""

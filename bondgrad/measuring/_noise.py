@@ -1,4 +1,4 @@
-"""The noise of a box, from answers that would be equal without it."""
+"""The noise of a box, from repeated outputs that would be equal without it."""
 
 import math
 
@@ -6,16 +6,16 @@ from torch import Tensor
 
 
 def noise_from_repeats(answers: Tensor, dim: int, order: int, over: tuple[int, ...]) -> Tensor:
-    """Standard deviation of answers, from their differences of some order along one dimension.
+    """Standard deviation of the noise in answers, from their differences of some order along one dimension.
 
-    Differences of order k have binomial(2k, k) times the variance of the answers, and a drift that is a polynomial of
-    degree k - 1 in the order of asking is gone from them: von Neumann's estimator for k = 1, and that of ECNoise for
-    higher ones, where the answers are those at equally spaced points of a smooth function.
+    Differences of order k have binomial(2k, k) times the variance of the noise, and a drift that is a polynomial of
+    degree k - 1 along the dimension cancels in them. This is von Neumann's estimator for k = 1, and that of ECNoise for
+    higher orders, where the answers are outputs of a smooth function at equally spaced points.
 
     Args:
-        answers: [...] NaN where there is none.
-        dim: Along which the same question was asked again and again, or points are equally spaced.
-        order: k, at least 1.
+        answers: [...] outputs; NaN where there is none.
+        dim: The dimension of repeated evaluations, or of equally spaced points.
+        order: The order k of the differences, at least 1.
         over: Dimensions over which squares are averaged.
 
     Returns:

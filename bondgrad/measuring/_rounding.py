@@ -1,4 +1,4 @@
-"""What rounding does to the outputs of a box, and to a loss of them."""
+"""The effect of rounding on the outputs of a box, and on a loss of them."""
 
 import math
 from typing import NamedTuple
@@ -6,13 +6,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-ROUNDING_UNITS = 8  # of its relative rounding that an output may change by, when nothing changes but the order of sums
+ROUNDING_UNITS = 8  # an output may change by so many units of its rounding when only the order of sums changes
 
 
 class RoundingNoise(NamedTuple):
-    """How much of the difference of two answers may come from rounding.
+    """How much of the difference of two values of an output may come from rounding.
 
-    It is relative to the larger of the two answers, and at least to the usual size of that output, since a small answer
+    It is relative to the larger of the two values, and at least to the usual size of that output, since a small value
     may be the difference of large terms.
     """
 
@@ -25,7 +25,7 @@ class RoundingNoise(NamedTuple):
         return RoundingNoise(y.abs().nanmedian(0).values.nan_to_num(0, 0, 0), ROUNDING_UNITS * rounding)
 
     def between(self, y: Tensor, other: Tensor) -> Tensor:
-        """The largest difference between two answers [..., d_out] that may come from rounding, [..., d_out]."""
+        """The largest difference [..., d_out] between outputs y and other [..., d_out] that rounding may cause."""
         size = torch.maximum(y.abs(), other.abs()).nan_to_num(0, 0, 0)
         return torch.maximum(size, self.usual) * self.relative
 
@@ -43,10 +43,10 @@ class OutputRounding:
 
     def __init__(self, gy: Tensor, d: int) -> None:
         self._gy = gy
-        self._dtypes = [torch.bfloat16, torch.float16, torch.float32]  # that all outputs so far fit into, coarse first
+        self._dtypes = [torch.bfloat16, torch.float16, torch.float32]  # types that hold all outputs so far exactly
         self._quantum = torch.full_like(gy[0], math.inf)  # [d_out] the least difference of two outputs
         self._size = torch.zeros_like(gy)  # [r, d_out] the largest output near each row
-        self._moves = gy.new_zeros(len(gy), d, gy.shape[1], dtype=torch.bool)  # whether an input moves an output
+        self._moves = gy.new_zeros(len(gy), d, gy.shape[1], dtype=torch.bool)  # whether an input changes an output
 
     def observe(self, inputs: slice, y: Tensor) -> None:
         """Learn from the outputs y [r, k, n, 2, d_out] at both ends of n moves of each of k inputs."""
@@ -60,8 +60,9 @@ class OutputRounding:
     def deviation(self, share: Tensor) -> Tensor:
         """Standard deviation [r, d, ...] of the rounding of the loss at the ends of moves.
 
-        Outputs that do not move are the same at both ends, and cancel: so small is the slope that rounding can hide
-        from the longest move, and `share` [r, d, ...] is the length of a move in units of the longest.
+        Outputs that an input changes count with all of their rounding. The others are equal at both ends of a move and
+        cancel. Rounding can hide a slope of theirs only up to one rounding over the longest move, so they count in
+        proportion to `share` [r, d, ...], the length of a move in units of the longest.
         """
         quantum = torch.where(torch.isfinite(self._quantum), self._quantum / math.sqrt(12), 0)
         eps = torch.finfo(self._dtypes[0] if self._dtypes else torch.float64).eps

@@ -1,4 +1,4 @@
-"""Asking a box near typical rows, within a budget of evaluations and of time, and never outside its limits."""
+"""Evaluating a box near typical rows, within a budget of evaluations and of time, and never outside its limits."""
 
 import contextlib
 import time
@@ -16,8 +16,8 @@ from bondgrad.measuring._moves import one_input_moved
 from bondgrad.measuring._spread import Spread
 from bondgrad.torch_support._precision import arithmetic, autocast_dtype
 
-LIMIT_CLEARANCE = 0.3  # of its spread that an input is kept away from its limits before it is moved to both sides
-MOST_NUMBERS = 2**21  # in the points that exist at a time: 16 MiB
+LIMIT_CLEARANCE = 0.3  # distance from its limits, in units of its spread, at which an input is moved to both sides
+MOST_NUMBERS = 2**21  # most numbers in the points that are held in memory at a time: 16 MiB
 
 
 class MeasurementSkipped(Exception):  # noqa: N818 - it is no error
@@ -29,17 +29,17 @@ class BudgetExceeded(MeasurementSkipped):
 
 
 class Sampler:
-    """Asks a box about points near typical rows, as long as the budget of evaluations and of time lasts.
+    """Evaluates a box at points near typical rows, as long as the budget of evaluations and of time lasts.
 
-    Points and answers are float64 on the CPU, whatever the box takes and gives. What it is given has the precision and
-    the device of the typical rows, and lies within the limits: `realise` says what becomes of a point. The box runs in
-    full precision, unless `full_precision` is switched off, and a box with `snapshot()` and `restore()` is put back to
-    where it was before every call.
+    Points and outputs are float64 on the CPU, whatever types the box takes and returns. The box is given points in the
+    precision and on the device of the typical rows, within the limits: see `realise`. It runs in full precision, unless
+    `full_precision` is switched off. A box with `snapshot()` and `restore()` is restored to its first state before
+    every call.
 
     Args:
         function: The box.
-        x: [N, d] typical rows, finite. Ranges and spreads go by all of them.
-        chosen: [n] those of them that are asked about.
+        x: [N, d] typical rows, finite. Ranges and spreads are those of all of them.
+        chosen: [n] the numbers of those rows near which the box is evaluated.
         context: [N, ...] each: further inputs of the box.
         limits: No point outside is evaluated.
         evaluator: Where rows are evaluated; None: in this process.
@@ -59,7 +59,7 @@ class Sampler:
         seconds: float,
     ) -> None:
         self.function, self._driver = function, Driver(Local() if evaluator is None else evaluator)
-        self._times_function = evaluator is None and x.device.type == "cpu"  # where its own clock is right
+        self._times_function = evaluator is None and x.device.type == "cpu"  # else its own clock does not see the call
         self._context = tuple(c[chosen.to(c.device)].to(x.device) for c in context)
         self.dtype, self.device = x.dtype, x.device
         self.low, self.high = (end.double().cpu() for end in limits.like(x))  # [d] infinite where there are no limits
@@ -67,14 +67,14 @@ class Sampler:
         self.x = everything[chosen]  # [n, d]
         self.lowest, self.highest = everything.aminmax(dim=0)  # [d]
         default, anywhere = torch.get_default_device(), contextlib.nullcontext[Any]()
-        # Where answers are worked on: on the CPU, whatever the default device; and where the box makes tensors.
+        # Measurements create tensors on the CPU, whatever the default device; the box creates them on the latter.
         self.workplace = anywhere if default.type == "cpu" else torch.device("cpu")
-        self._box_place = anywhere if default.type == "cpu" else default
+        self._box_device = anywhere if default.type == "cpu" else default
         spread = Spread.of(everything)
         alike = torch.minimum(spread.typical, (self.high - self.low) / 4)
         self.spread = torch.where(spread.deviation > 0, spread.deviation, alike)  # [d] how far inputs typically move
         self.full_precision, self._autocast = True, autocast_dtype(x)
-        self.seed: int | None = None  # for a box that takes one; None: none, or a new one in every call if it must
+        self.seed: int | None = None  # given to a box that takes one; None: a new one per call if it requires one
         taken = parameters(function.fn.forward if isinstance(function.fn, nn.Module) else function.fn).get("seed")
         self._needs_seed = function.seed_position is not None and taken is not None and taken.default is taken.empty
         owner: Any = snapshot_owner(function.fn)
@@ -85,12 +85,12 @@ class Sampler:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the beginning."""
+        """Seconds since this sampler was made."""
         return time.perf_counter() - self._start
 
     @property
     def time_left(self) -> float:
-        """Seconds until the time is over."""
+        """Seconds left of the time budget."""
         return max(0.0, self._seconds - self.elapsed)
 
     @property
@@ -102,12 +102,12 @@ class Sampler:
 
     @property
     def affordable_calls(self) -> int:
-        """Calls with few rows that there is time for."""
+        """The number of calls with few rows for which there is time."""
         each = self.caller.seconds_per_call + self.caller.seconds_per_row
         return int(self.time_left / each) if each > 0 else self._budget
 
     def affordable_count(self, most: int, each: int, share: float = 1.0) -> int:
-        """How many things of `each` evaluations a share of what is left pays for, up to `most`; if none, raises."""
+        """How many items of `each` evaluations a share of the budget left pays for, up to `most`; raises if none."""
         count = min(most, int(share * self.affordable) // each)
         if count < 1:
             raise self._shortage()
@@ -125,17 +125,17 @@ class Sampler:
         return points.to(self.dtype).double().clamp(self.low, self.high)
 
     def ask(self, points: Tensor, rows: Tensor) -> Tensor:
-        """The box at points [r, ..., d] near rows [r] of x: [r, ..., d_out], NaN where it raised."""
+        """Outputs [r, ..., d_out] at points [r, ..., d] near rows [r] of x; NaN where the box raised."""
         lead, flat = points.shape[:-1], points.reshape(-1, points.shape[-1])
         self.require(len(flat))
         return self.caller.ask(flat, rows.repeat_interleave(len(flat) // len(rows))).view(*lead, -1)
 
     def ask_rows(self, rows: Tensor) -> Tensor:
-        """The box at rows [n] of x: [n, d_out]."""
+        """Outputs [n, d_out] at rows [n] of x."""
         return self.ask(self.x[rows], rows)
 
     def ask_moved(self, rows: Tensor, inputs: Tensor, values: Tensor) -> Tensor:
-        """The box at rows [m] of x, in which one of inputs [m] has each of values [m, ...]: [m, ..., d_out]."""
+        """Outputs [m, ..., d_out] at rows [m] of x, in each of which one of inputs [m] has values [m, ...]."""
         at_once = max(1, MOST_NUMBERS // (values[0].numel() * self.x.shape[1]))
         portions = zip(*(torch.split(t, at_once) for t in (rows, inputs, values.flatten(1))), strict=True)
         # Points are [m, 1, k, d].
@@ -145,10 +145,10 @@ class Sampler:
     def either_side(self, rows: Tensor, inputs: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
         """At rows [m] of x, the values of one of inputs [m] minus and plus each of steps [m, k], within the limits.
 
-        A value close to a limit is first moved inwards: from a limit, there is nowhere to go on one side.
+        A value close to a limit is first moved inwards, so that there is room on both sides.
 
         Returns:
-            [m, k, 2] the values as the box would be given them, and [m, k] whether limits are in the way of none.
+            [m, k, 2] the values as the box would be given them, and [m, k] whether both are unaffected by the limits.
         """
         low, high = self.low[inputs], self.high[inputs]
         room = torch.minimum(LIMIT_CLEARANCE * self.spread[inputs], (high - low) / 4)
@@ -158,12 +158,12 @@ class Sampler:
         return values.to(self.dtype).double().clamp(low, high), ((values >= low) & (values <= high)).all(2)
 
     def time_rows(self, rows: Tensor) -> bool:
-        """Learn how long one call with rows [n] of x takes; False: it failed, and failed again."""
+        """Time one call with rows [n] of x. Returns False if it failed, also when repeated."""
         return self.caller.time(self.x[rows], rows)
 
     def _send(self, points: Tensor, rows: Tensor) -> tuple[Tensor, float]:
-        """One call with points [n, d] near rows [n]: the outputs [n, d_out], and the seconds that it took."""
-        tries = len(self.function.interfaces)  # with either kind of array, while it is not known which it takes
+        """Outputs [n, d_out] of one call with points [n, d] near rows [n], and the seconds that it took."""
+        tries = len(self.function.interfaces)  # two, until it is known whether the box takes torch or numpy arrays
         if len(points) * tries > self._budget - self.evaluations or self.time_left <= 0:
             raise self._shortage()
         if self._owner is not None:
@@ -174,15 +174,16 @@ class Sampler:
         evaluations, calls, inside = self.function.evaluations, self.function.calls, self.function.seconds
         start = time.perf_counter()
         try:
-            with arithmetic(self.full_precision, self.device, self._autocast), self._box_place:
+            with arithmetic(self.full_precision, self.device, self._autocast), self._box_device:
                 y = self._driver.ask(self.function, made, nearby, seed=seed, purpose="probe").double().cpu().clone()
         finally:  # an evaluator may call the box elsewhere, where its own counters are not seen
             self.evaluations += max(len(points), self.function.evaluations - evaluations)
             self.calls += max(1, self.function.calls - calls)
-        # What is done around the box takes longer than many a box does for a row.
+        # The work around a call can take longer than the box itself.
         return y, self.function.seconds - inside if self._times_function else time.perf_counter() - start
 
     def _shortage(self) -> BudgetExceeded:
+        """The error to raise, which says whether the evaluations or the time are short."""
         late = self.affordable < self._budget - self.evaluations or self.time_left <= 0
         why = "in the time left" if late else "of the budget"
         return BudgetExceeded(f"the {self.affordable:,} evaluations {why} do not reach")

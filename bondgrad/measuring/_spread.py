@@ -11,7 +11,7 @@ NEGLIGIBLE = 1e-14  # a variance below this part of the mean square is what roun
 class Spread(NamedTuple):
     """How far each input varies over the rows of a batch."""
 
-    deviation: Tensor  # [d] standard deviation; exactly zero where all rows are alike
+    deviation: Tensor  # [d] standard deviation; exactly zero where all rows are equal
     size: Tensor  # [d] root mean square
 
     @staticmethod
@@ -20,7 +20,7 @@ class Spread(NamedTuple):
 
         Args:
             x: [B, d]. Entries that are not finite make their input count as zero.
-            sums: [2·d] `input_sums` of the joint batch; None: x is all there is.
+            sums: [2·d] `input_sums` of the joint batch; None: x is the whole batch.
             rows: How many rows there are in the joint batch.
         """
         if sums is None:
@@ -38,7 +38,7 @@ class Spread(NamedTuple):
 
     @property
     def typical(self) -> Tensor:
-        """[d] a typical move: the deviation; half the size where rows are alike; one where all is zero."""
+        """[d] a typical move: the deviation; half the size where rows are equal; one where all is zero."""
         return torch.where(self.deviation > 0, self.deviation, self.reach)
 
 

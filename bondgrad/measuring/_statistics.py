@@ -1,16 +1,16 @@
-"""Means, quantiles and the like."""
+"""Means and their variances, quantiles, and degrees of freedom."""
 
 import math
 
 import torch
 from torch import Tensor
 
-FALSE_ALARM = 1e-3  # chance of any, for normal noise
-LOOKS = 10  # at the growing evidence, among which that chance is shared
+FALSE_ALARM = 1e-3  # probability of any false alarm in a check, for normal noise
+LOOKS = 10  # times at most that growing evidence is tested; the probability of a false alarm is divided among them
 
 
 def mean(samples: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean, its variance, and whether there are enough for both, [...] each, over finite samples [copies, ...]."""
+    """Mean of finite samples [copies, ...], its variance, and whether two samples or more are finite, [...] each."""
     finite = torch.isfinite(samples)
     samples, count = torch.where(finite, samples, math.nan), finite.sum(0)
     mean = samples.nanmean(0)
@@ -30,9 +30,10 @@ def student(z: float, freedom: Tensor) -> Tensor:
 
 
 def freedom(of_s: Tensor, copies_s: int, of_g: Tensor, copies_g: int) -> Tensor:
-    """Degrees of freedom [d + 1] behind sums over rows of variances [r, d] (Welch and Satterthwaite).
+    """Degrees of freedom [d + 1] of sums over rows of variances [r, d] (Welch and Satterthwaite).
 
-    The last is behind the sum over all inputs too. No variance at all counts as one that is badly known.
+    The last entry, for the sum over all inputs, is the least of the others. Where all variances are zero, the result
+    is the least number of copies, less one.
     """
     squares = of_s.square() / (copies_s - 1) + of_g.square() / (copies_g - 1)
     total = (of_s + of_g).sum(0).square() / squares.sum(0).clamp(min=torch.finfo(squares.dtype).tiny)

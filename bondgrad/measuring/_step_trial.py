@@ -1,6 +1,6 @@
-"""Slopes at several steps side by side: they tell noise and curvature apart, and find a first step.
+"""Slopes at several steps: they tell noise and curvature apart, and lead to a first step.
 
-For a box of which nothing is known, a ladder of steps is climbed until slopes agree.
+For a box of which nothing is known, the step is increased along a ladder until slopes at neighbouring steps agree.
 """
 
 import math
@@ -13,30 +13,30 @@ from torch import Tensor
 
 from bondgrad.measuring._spread import Spread
 
-AMPLITUDE = (2.0, 1.0, 0.5)  # of the noise in the slopes at half the step, at the step and at twice the step
+AMPLITUDE = (2.0, 1.0, 0.5)  # relative noise in the slopes at half the step, at the step and at twice the step
 
 
 @dataclass(frozen=True)
 class LadderSettings:
     """How the ladder of steps is climbed. The values were found on the boxes of `benchmarks/calibrated.py`."""
 
-    rungs: int = 9  # each step is four times the one before, the last as long as the inputs reach
-    more_rungs: int = 12  # that may be added below, for inputs that vary much less than their size
-    below: float = 256.0  # the first step is that much shorter than the inputs vary
-    agreement: float = 0.2  # relative disagreement of two rungs, squared, from which on they say nothing
-    enough: float = 1e-7  # the same, below which no better rung is looked for
-    clearance: float = 16.0  # factor by which to stay below a step at which no row had an answer
+    rungs: int = 9  # number of steps; each is four times the one before, the last is the longest sensible step
+    more_rungs: int = 12  # most shorter steps that are added for inputs that vary much less than their size
+    below: float = 256.0  # the first step is at most the standard deviation of the inputs divided by this
+    agreement: float = 0.2  # squared relative difference of two rungs' slopes, from which on they count as noise
+    enough: float = 1e-7  # squared relative difference below which no better rung is searched for
+    clearance: float = 16.0  # the step stays below one at which no row has a finite output by this factor
 
 
 SETTINGS = LadderSettings()
 
 
 class Differences(NamedTuple):
-    """What an estimator's differences are like, in numbers: all that a policy needs to know of it."""
+    """The properties of an estimator's differences that a policy needs to know."""
 
     order: int = 2  # the power of the step with which their error falls
-    shared_base: bool = False  # whether all differences of a row are taken from one and the same answer
-    draws: int = 1  # perturbations of every entry
+    shared_base: bool = False  # whether all differences of a row have the unmoved output as one end
+    draws: int = 1  # number of perturbations of every entry
 
     @property
     def noise_gain(self) -> float:
@@ -48,20 +48,20 @@ class Differences(NamedTuple):
 
 
 class StartingPoint(NamedTuple):
-    """A box of which nothing is known yet, at some rows of the first training step."""
+    """What is measured of a box at some rows of the first training step, to find a first step size."""
 
-    spread: Spread  # of the inputs
+    spread: Spread  # spread of the inputs
     reach: Tensor  # [d] the longest sensible step: `spread.reach`, or less between limits
-    noise: Tensor  # h² times the variance that noise brings to the slopes, as repeated answers tell
-    slopes: Callable[[Tensor], Tensor]  # at steps [d]: [r, d], scaled as in a `StepTrial`
+    noise: Tensor  # h² times the variance that noise brings to the slopes, from repeated evaluations
+    slopes: Callable[[Tensor], Tensor]  # maps steps [d] to slopes [r, d], scaled as in a `StepTrial`
 
 
 class StepTrial(NamedTuple):
     """What was measured at some rows of a training step.
 
-    Slopes are scaled, as if the loss's gradient at the outputs that depend on an input had norm 1. The scale of the
-    loss is gone from them then, and equal noise on the outputs is equal noise in all of them. As a function of the step
-    h a slope is
+    Slopes are scaled as if the loss's gradient at the outputs that depend on an input had norm 1. They are then
+    independent of the scale of the loss, and equal noise on the outputs is equal noise in all of them. As a function of
+    the step h a slope is
 
         D(h) = D + T hᵖ + noise / h
 
@@ -70,15 +70,15 @@ class StepTrial(NamedTuple):
 
     differences: Differences
     spread: Tensor  # [d] the longest sensible step: see `StartingPoint.reach`
-    step: Tensor  # [r, d] h
+    step: Tensor  # [r, d] the step h
     slopes: Tensor  # [3, r, d] D(h/2), D(h), D(2h); not finite where nothing is known
-    sound: Tensor  # [r, d] whether no evaluation failed of those behind them
-    repeated: Tensor  # [r, d_out] by how much the answers changed when the rows themselves were asked about again
+    sound: Tensor  # [r, d] whether all evaluations behind the slopes succeeded
+    repeated: Tensor  # [r, d_out] change of the outputs when the rows themselves were evaluated again
 
     def noise(self) -> Tensor:
-        """Estimates [r, d] of the variance that noise brings to D(h): each from one entry, right on average.
+        """Unbiased estimates [r, d] of the variance that noise brings to D(h), each from a single entry.
 
-        They come from the combination of the three slopes from which both D and T hᵖ drop out.
+        They are taken from the linear combination of the three slopes in which both D and T hᵖ cancel.
         """
         weight = 0.5**self.differences.order
         combination = self.slopes.new_tensor([1, -(1 + weight), weight])  # [3]
@@ -91,19 +91,19 @@ def noise_covariance(differences: Differences) -> Tensor:
     """The covariance [3, 3] of the noise in D(h/2), D(h), D(2h), for a variance of 1 in D(h)."""
     amplitude = torch.tensor(AMPLITUDE, dtype=torch.float64, device="cpu")
     independent = amplitude.square().diag()
-    # With an end in common, half of every variance is one and the same number.
+    # With an end in common, half of every variance comes from the noise of that end.
     return 0.5 * independent + 0.5 * amplitude.outer(amplitude) if differences.shared_base else independent
 
 
 class FirstStep(NamedTuple):
-    """The step at which slopes agree best, and how large they are."""
+    """The step at which slopes agree best, and the size of these slopes."""
 
-    step: Tensor  # [d]
-    slope: Tensor  # the typical size of the slopes: the median over inputs; one where none was seen
+    step: Tensor  # [d] the step of each input
+    slope: Tensor  # median size of the slopes over inputs; one if no slope was found
 
 
 def most_slopes() -> int:
-    """How often slopes are measured at most."""
+    """The largest number of steps at which `climb` measures slopes."""
     return SETTINGS.rungs + SETTINGS.more_rungs
 
 
@@ -112,7 +112,7 @@ def climb(start: StartingPoint) -> FirstStep:
     reach = start.reach
     best = torch.full_like(reach, math.inf)
     step, size = reach, torch.zeros_like(reach)
-    answered = torch.zeros_like(reach)  # the longest step at which all rows had an answer
+    answered = torch.zeros_like(reach)  # the longest step at which all rows had finite outputs
     before: Tensor | None = None
     rungs = SETTINGS.rungs + _more_rungs(start)
     for rung in range(rungs):
@@ -121,13 +121,13 @@ def climb(start: StartingPoint) -> FirstStep:
         if before is not None:
             known = torch.isfinite(slopes) & torch.isfinite(before)
             if not bool(known.any()) and bool((best < math.inf).any()):
-                step = torch.minimum(step, h / SETTINGS.clearance)  # so far out it does not answer, or raises an error
+                step = torch.minimum(step, h / SETTINGS.clearance)  # the box fails this far out
                 break
             apart = torch.where(known, slopes - before, 0).square().sum(0)
-            apart = torch.maximum(apart, start.noise * (1 + 16) / h.square() * known.sum(0))  # or by chance
+            apart = torch.maximum(apart, start.noise * (1 + 16) / h.square() * known.sum(0))  # due to noise
             total = torch.where(known, torch.hypot(slopes, before), 0).square().sum(0)
             score = apart / total
-            # Two equal slopes say nothing: a box that rounds its answers has not moved yet.
+            # Equal slopes are no evidence: outputs that are rounded may not have changed yet.
             score = torch.where((score > 0) & (total > 0), score, math.inf)
             step = torch.where((score < best) & (score < SETTINGS.agreement), h / 2, step)
             size = torch.where(score < best, (total / known.sum(0)).sqrt(), size)
@@ -143,7 +143,7 @@ def climb(start: StartingPoint) -> FirstStep:
 
 
 def _more_rungs(start: StartingPoint) -> int:
-    """How many rungs to add below the usual ones, for inputs that vary much less than their size."""
+    """The number of shorter steps to add to the usual ones, for inputs that vary much less than their size."""
     deviation = start.spread.deviation
     ratio = torch.where(deviation > 0, start.reach / deviation, 1).amax()
     more = 1 + math.ceil(math.log(SETTINGS.below * float(ratio), 4)) - SETTINGS.rungs

@@ -1,4 +1,4 @@
-"""Probing: what a box is like, and which BlackBox it needs."""
+"""Probing: measuring the properties of a box, and recommending a BlackBox for it."""
 
 from bondgrad.probing._probe import Session, probe
 from bondgrad.probing._report import Cost, Report

@@ -1,4 +1,4 @@
-"""What differences along lines say: over which steps they give the slope, and whether the box is smooth."""
+"""Measurements by differences along lines: the steps over which they give the slope, and whether the box is smooth."""
 
 import itertools
 import math
@@ -14,19 +14,19 @@ from bondgrad.probing._number_format import percent, runs
 
 @dataclass(frozen=True)
 class DifferenceSettings:
-    """The ladder of steps over which slopes are taken, the lines that are looked at, and what follows from both."""
+    """The ladder of steps for slopes, the lines for second differences ("bends"), and the thresholds of both."""
 
-    slopes: int = 32  # rows and inputs at which slopes are taken, each a random pair
-    per_decade: int = 2  # steps in a factor of ten
-    decades: int = 6  # below an input's spread, in single precision; twice as many in double precision
-    agreement: float = 0.5  # the relative difference of slopes below which they are slopes, and not noise
-    lines: int = 6  # between typical rows, along which bends are looked for
-    points: int = 17  # of a line
-    zooms: int = 4  # into the place that bends most; with the factor below, down to 1/4096 of a line
-    factor: float = 8.0  # of a zoom: two neighbouring gaps become the whole line
-    smooth: float = 1.5  # order of the bends from which on: a smooth function has 2, one with kinks 1
-    kinked: float = 0.4  # order from which on: one with kinks has 1, one that jumps 0
-    visible: float = 0.02  # of the spread: where smaller bends are hidden by noise, nothing is said
+    slopes: int = 32  # number of slopes, each at a random row and input
+    per_decade: int = 2  # steps of the ladder per factor of ten
+    decades: int = 6  # length of the ladder below an input's spread, in float32; twice as long in float64
+    agreement: float = 0.5  # relative difference of neighbouring slopes from which on they count as noise
+    lines: int = 6  # number of lines between typical rows, along which bends are measured
+    points: int = 17  # points of a line
+    zooms: int = 4  # zooms into the largest bend of a line; with the factor below, down to 1/4096 of the line
+    factor: float = 8.0  # magnification of a zoom: two neighbouring gaps become the whole line
+    smooth: float = 1.5  # least order of the bends of a smooth function: it is 2 in theory, and 1 at kinks
+    kinked: float = 0.4  # least order of the bends of a function with kinks: it is 1 in theory, and 0 at jumps
+    visible: float = 0.02  # if noise hides bends of this part of the output spread, the result is "unclear"
 
 
 SETTINGS = DifferenceSettings()
@@ -37,14 +37,14 @@ class StepLadder:
     """Slopes by central differences, for a ladder of steps."""
 
     ladder: list[float]  # steps, in units of each input's spread, ascending
-    disagreement: list[float | None]  # of the slopes at each step with those at the next, relative. None: no slopes
-    low_5: float | None  # from this step
-    high_5: float | None  # to this the slopes agree to within 5 %
-    low_1: float | None
-    high_1: float | None  # the same for 1 %
-    best: float | None  # where neighbours agree best
-    error: float | None  # by how much they differ there
-    spread: float  # median spread of the inputs, to turn relative steps into steps
+    disagreement: list[float | None]  # relative, of slopes at each step and at the next. None: no slopes
+    low_5: float | None  # shortest step of the range in which neighbouring slopes agree to 5 %. None: there is none
+    high_5: float | None  # longest step of that range
+    low_1: float | None  # shortest step of the range in which neighbouring slopes agree to 1 %. None: there is none
+    high_1: float | None  # longest step of that range
+    best: float | None  # step at which the slopes agree best with those at its neighbours. None: nowhere to 50 %
+    error: float | None  # relative disagreement at the best step
+    spread: float  # median spread of the inputs, which converts relative steps into absolute ones
     changes: bool  # whether the outputs changed at all
 
     @property
@@ -63,14 +63,14 @@ class StepLadder:
 
 
 def measure_steps(sampler: Sampler, facts: Facts, generator: torch.Generator) -> StepLadder:
-    """Slopes of random combinations of the outputs, by single inputs, over many decades of steps."""
+    """Measure slopes of random combinations of the outputs along single inputs, over many decades of steps."""
     decades = SETTINGS.decades * (2 if sampler.dtype == torch.float64 else 1)
     ladder = torch.logspace(-decades, 0, decades * SETTINGS.per_decade + 1, dtype=torch.float64)
     count, d = sampler.affordable_count(SETTINGS.slopes, 2 * len(ladder), share=1 / 3), sampler.x.shape[1]
     rows, inputs = facts.choose(count, generator), torch.randperm(max(d, count), generator=generator)[:count] % d
     spread = sampler.spread[inputs, None]
     ends, whole = sampler.either_side(rows, inputs, ladder * spread)  # [slopes, steps, 2], [slopes, steps]
-    span = ends.diff(dim=2)  # [slopes, steps, 1] what rounding has left of it
+    span = ends.diff(dim=2)  # [slopes, steps, 1] after rounding
     change = sampler.ask_moved(rows, inputs, ends).diff(dim=2).squeeze(2)
     slopes = (change / span).where(whole[:, :, None] & (span > 0), math.nan)  # [slopes, steps, d_out]
     if bool(torch.isnan(slopes).all()):
@@ -81,24 +81,24 @@ def measure_steps(sampler: Sampler, facts: Facts, generator: torch.Generator) ->
 
 
 def judge_slopes(ladder: Tensor, slopes: Tensor, spread: float) -> StepLadder:
-    """Where slopes [steps, n] taken over one step agree with those over the next."""
+    """The steps of the ladder [steps] at which slopes [steps, n] agree with those at the next step."""
     pairs = slopes.unfold(0, 2, 1)  # [steps - 1, n, 2]
     pairs = pairs.where(torch.isfinite(pairs).all(2, keepdim=True), 0)
     sizes = pairs.norm(dim=1)  # [steps - 1, 2]
-    # Steps too short to change anything agree on a slope of zero, which is none.
-    heights = (pairs.diff(dim=2).norm(dim=1).squeeze(1) / sizes.amax(1)).where(sizes.amin(1) > 0, math.inf).tolist()
-    # Every step but the first and the last has two neighbours.
-    error, i = min((max(pair), i) for i, pair in enumerate(itertools.pairwise(heights), 1))
+    # Steps too short to change any output give slopes of zero, which do not count as agreement.
+    differences = (pairs.diff(dim=2).norm(dim=1).squeeze(1) / sizes.amax(1)).where(sizes.amin(1) > 0, math.inf).tolist()
+    # The best step has two neighbours, so it is neither the first nor the last.
+    error, i = min((max(pair), i) for i, pair in enumerate(itertools.pairwise(differences), 1))
     best, least = (float(ladder[i]), error) if error < SETTINGS.agreement else (None, None)
-    disagreement = [None if math.isinf(height) else height for height in heights]
+    disagreement = [None if math.isinf(difference) else difference for difference in differences]
     changes = bool((slopes.nan_to_num(0) != 0).any())
-    (low_5, high_5), (low_1, high_1) = (_plateau(ladder, heights, tolerance) for tolerance in (0.05, 0.01))
+    (low_5, high_5), (low_1, high_1) = (_plateau(ladder, differences, tolerance) for tolerance in (0.05, 0.01))
     return StepLadder(ladder.tolist(), disagreement, low_5, high_5, low_1, high_1, best, least, spread, changes)
 
 
-def _plateau(ladder: Tensor, heights: list[float], tolerance: float) -> tuple[float | None, float | None]:
-    """First and last step of the longest run of neighbours that agree."""
-    agreeing = runs([height <= tolerance for height in heights])
+def _plateau(ladder: Tensor, differences: list[float], tolerance: float) -> tuple[float | None, float | None]:
+    """The first and the last step of the longest run of neighbouring slopes that agree within the tolerance."""
+    agreeing = runs([difference <= tolerance for difference in differences])
     if not agreeing:
         return None, None
     first, last = max(agreeing, key=lambda run: run[1] - run[0])
@@ -107,11 +107,11 @@ def _plateau(ladder: Tensor, heights: list[float], tolerance: float) -> tuple[fl
 
 @dataclass(frozen=True)
 class Smoothness:
-    """How second differences fall where they are largest."""
+    """How fast second differences fall with the step, at the places where they are largest."""
 
-    kind: str  # "smooth", "kinks", "jumps", "unclear"
-    order: float | None  # power of the step with which they fall, of the roughest line; None: they drown in noise
-    jump: float  # the largest seen, over the spread of the outputs
+    kind: str  # "smooth", "kinks", "jumps" or "unclear"
+    order: float | None  # power of the step with which they fall on the roughest line; None: they are lost in noise
+    jump: float  # the largest jump, in units of the spread of the outputs
 
     @property
     def words(self) -> str:
@@ -125,7 +125,7 @@ class Smoothness:
 
 
 def measure_smoothness(sampler: Sampler, facts: Facts, generator: torch.Generator) -> Smoothness:
-    """Lines between typical rows, and on each of them ever closer looks at the place that bends most."""
+    """Measure second differences on lines between typical rows, zooming in on the largest of each line."""
     if len(facts.usable) < 2:
         raise MeasurementSkipped("there is one row at which it works, and lines go from one to another")
     n = SETTINGS.points
@@ -134,21 +134,21 @@ def measure_smoothness(sampler: Sampler, facts: Facts, generator: torch.Generato
     near, far = sampler.x[rows].chunk(2)  # [lines, d]
 
     def along(t: Tensor) -> Tensor:
-        """[lines, points, d_out] at parts t [lines, points] of the way, over the spread of the outputs."""
+        """Outputs [lines, points, d_out] at fractions t [lines, points] of each line, in units of their spread."""
         return sampler.ask(torch.lerp(near[:, None], far[:, None], t[:, :, None]), rows[:lines]) / facts.output_spread
 
-    # Second differences that noise and rounding make. Along any line it rounds more than where the floor was measured.
+    # Noise and rounding cause second differences up to this. Rounding may exceed the floor, measured on short lines.
     least_bend = torch.maximum(1.5 * facts.certain(1), 64 * facts.unit * facts.scale).div(facts.output_spread).max()
-    # Points are rounded, too, which shows where they are close together and the box is steep.
+    # The rounding of points matters where they are close together and the box is steep.
     rounded = torch.finfo(sampler.dtype).eps * (torch.maximum(near.abs(), far.abs()) / sampler.spread).norm(dim=1)
     length = ((far - near) / sampler.spread).norm(dim=1).clamp_min(1e-300)
     middle, half = torch.full((lines,), 0.5, dtype=torch.float64), 0.5
-    bends, least = [], []  # for each zoom [lines]: the largest second difference, and what may look like one
+    bends, least = [], []  # for each zoom [lines]: the largest second difference, and what noise may cause
     for _ in range(SETTINGS.zooms + 1):
         t = middle[:, None] + half * torch.linspace(-1, 1, n, dtype=torch.float64)  # [lines, points]
         y = along(t)
         worst, where = y.diff(2, dim=1).abs().nan_to_num(0).amax(2).max(1)  # [lines]
-        if facts.noisy:  # the largest of many may be the noisiest: is it there again?
+        if facts.noisy:  # the largest of many may be due to noise: measure it again
             around = along(t.gather(1, where[:, None] + torch.arange(3)))
             worst = torch.minimum(worst, around.diff(2, dim=1).abs().amax((1, 2)))
         bends.append(worst.nan_to_num(0))
@@ -160,12 +160,12 @@ def measure_smoothness(sampler: Sampler, facts: Facts, generator: torch.Generato
 
 
 def judge_bends(bends: Tensor, least: Tensor) -> Smoothness:
-    """What the largest second differences [zooms, lines] say; those below `least` [zooms, lines] say nothing."""
+    """Smoothness from the largest second differences [zooms, lines]; those below `least` [zooms, lines] are noise."""
     floor, wide, close = least[1:], bends[:-1], bends[1:]
     orders = (wide / torch.maximum(close, floor).clamp_min(1e-300)).log() / math.log(SETTINGS.factor)  # [zooms, lines]
-    # Where a bend is no longer seen, it may have fallen farther than can be seen.
-    told = ((close > floor) | (orders >= SETTINGS.smooth)) & (wide > least[:-1]).cumprod(0).bool()
-    last = {n: float(orders[told[:, n], n][-1]) for n in range(bends.shape[1]) if bool(told[:, n].any())}  # by line
+    # The order of a bend that has fallen below the noise is a lower bound, which is enough to call it smooth.
+    known = ((close > floor) | (orders >= SETTINGS.smooth)) & (wide > least[:-1]).cumprod(0).bool()
+    last = {n: float(orders[known[:, n], n][-1]) for n in range(bends.shape[1]) if bool(known[:, n].any())}  # by line
     if not last:
         return Smoothness("unclear" if bool((least[0] > SETTINGS.visible).any()) else "smooth", None, 0.0)
     roughest = min(last.values())

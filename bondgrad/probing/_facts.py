@@ -1,4 +1,4 @@
-"""What has been found out about a box, beginning with the first calls, and what measurements conclude from it."""
+"""Findings about a box so far, beginning with the first calls, and quantities that measurements derive from them."""
 
 import math
 from collections.abc import Callable
@@ -15,33 +15,33 @@ if TYPE_CHECKING:
     from bondgrad.probing._report import Findings
 
 T = TypeVar("T")
-SEVERAL_ROWS = 8  # rows of a call with several, where their number does not matter
-MOST_FAILING = 64  # rows that are tried before a box is believed not to work
-TYPICAL_SHARE = 10  # typical rows may take one in so many of the evaluations
-NOISY_REPEATS = 4  # of every comparison, where answers are noisy: what is rare then shows in the deviations
+SEVERAL_ROWS = 8  # rows of a call with several rows, where their number does not matter
+MOST_FAILING = 64  # failing rows after which no further row is tried
+TYPICAL_SHARE = 10  # one in so many of the evaluations may be spent on the typical rows
+NOISY_REPEATS = 4  # repeats of every comparison of noisy outputs, so that rare outliers show in the deviations
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a box so far: its answers about typical rows, and what was found out. Measurements read it."""
+    """What is known of a box so far, for measurements to read: its outputs at typical rows, and earlier findings."""
 
-    y: Tensor  # [n, d_out] outputs at the typical rows that were asked about; NaN where there are none
-    unit: float  # the rounding unit of the type of the outputs, relative
-    found: "Findings"
+    y: Tensor  # [n, d_out] outputs at the typical rows that were evaluated; NaN where the box failed
+    unit: float  # relative rounding unit of the type of the outputs
+    found: "Findings"  # results of the measurements so far
 
     def with_finding(self, name: str, finding: Any) -> "Facts":  # noqa: ANN401
-        """These facts, with what a measurement has found added; None: it was left out."""
+        """A copy of these facts with the finding of a measurement; None: the measurement was left out."""
         return replace(self, found=replace(self.found, **{name: finding}))
 
     def asked_again(self, sampler: Sampler) -> "Facts":
-        """These facts, after typical rows without an answer were asked again, where failures come by chance."""
+        """These facts, with typical rows that failed evaluated again if the box is known to fail at random."""
         if sampler.caller.random_failures == 0 or len(self.usable) == len(self.y):
             return self
         return replace(self, y=self.y.where(torch.isfinite(self.y), sampler.ask_rows(torch.arange(len(self.y)))))
 
     @cached_property
     def noise(self) -> Tensor:
-        """[d_out], or [1] until it is known: standard deviation of the noise."""
+        """[d_out] standard deviation of the noise; [1] zero until it is measured."""
         return self.y.new_tensor([0.0] if self.found.randomness is None else self.found.randomness.std)
 
     @property
@@ -51,46 +51,46 @@ class Facts:
 
     @property
     def floor(self) -> float:
-        """The rounding inside the box, relative to its outputs; zero: none is known."""
+        """Standard deviation of the rounding inside the box, relative to its outputs; zero: none is known."""
         return 0.0 if self.found.rounding is None else self.found.rounding.floor
 
     @property
     def remembers(self) -> bool:
-        """Whether outputs depend on the call before."""
+        """Whether outputs are known to depend on the previous call."""
         return self.found.history is not None and bool(self.found.history.remembers)
 
     @cached_property
     def usable(self) -> Tensor:
-        """[m] the typical rows at which the box gave finite answers."""
+        """[m] the typical rows at which all outputs are finite."""
         return torch.isfinite(self.y).all(1).nonzero().squeeze(1)
 
     @cached_property
     def scale(self) -> Tensor:
-        """[d_out] how large the outputs are: root mean square."""
+        """[d_out] root mean square of the outputs."""
         return self.y[self.usable].square().mean(0).sqrt()
 
     @property
     def positive_scale(self) -> Tensor:
-        """[d_out] the same, and one for outputs that are zero everywhere."""
+        """[d_out] root mean square of the outputs; one for outputs that are zero everywhere."""
         return torch.where(self.scale > 0, self.scale, 1.0)
 
     @cached_property
     def output_spread(self) -> Tensor:
-        """[d_out] standard deviation over the rows; of outputs that do not change, their size, or one."""
+        """[d_out] standard deviation of the outputs over rows; `positive_scale` for outputs that do not change."""
         spread = self.y[self.usable].std(0, correction=int(len(self.usable) > 1))
         flat = spread <= self.unit / 4 * self.scale
         return torch.where(flat, self.positive_scale, spread)
 
     @property
     def repeat_tolerance(self) -> Tensor:
-        """[d_out] by how much outputs of the same call may differ without noise."""
+        """[d_out] by how much the outputs of two equal calls may differ without noise."""
         return 2 * self.unit * self.scale
 
     @cached_property
     def tolerance(self) -> Tensor:
-        """[d_out] a change of this size may come from rounding, such as when rows are grouped into other calls.
+        """[d_out] the largest change that may come from rounding, such as when rows are grouped into other calls.
 
-        Once the floor is known, that is what it goes by: outputs with an offset are larger than what they say.
+        Once the floor is known, it is a multiple of the floor, instead of the rounding unit of the outputs' type.
         """
         if self.floor > 0:
             return max(2 * self.unit, 16 * self.floor) * self.scale
@@ -99,73 +99,74 @@ class Facts:
         return torch.where(self.noise > 0, noisy, most)
 
     def certain(self, n: int) -> Tensor:
-        """[d_out] a difference between two means of n answers that is more than noise and rounding make.
+        """[d_out] the largest difference between two means of n outputs that noise and rounding may cause.
 
-        Nor does a single answer that lies far out make one.
+        A single outlier of the size seen so far does not cause a larger one.
         """
         largest = self.noise.new_tensor([0.0] if self.found.randomness is None else self.found.randomness.largest)
         chance = torch.maximum(6 * self.noise * math.sqrt(2 / n), 2.5 * largest / n)
         return torch.maximum(chance, self.tolerance)
 
     def relative(self, change: Tensor) -> float:
-        """Changes [..., d_out] over the spread of the outputs: root mean square over those that are known."""
+        """Root mean square of changes [..., d_out] in units of the spread of the outputs; NaN are left out."""
         return float((change / self.output_spread).square().nanmean().sqrt().nan_to_num(0))
 
     def choose(self, count: int, generator: torch.Generator) -> Tensor:
-        """[count] typical rows at which the box works: different ones, as far as there are."""
+        """[count] random usable rows, repeated only if there are fewer than that."""
         order = self.usable[torch.randperm(len(self.usable), generator=generator)]
         return order[torch.arange(count) % len(order)]
 
     def settle(self, sampler: Sampler) -> None:
-        """Ask a box that remembers about the same few rows, so that calls to be compared have the same past."""
+        """Evaluate the same few rows if the box has memory, so that calls to be compared have the same call before."""
         if self.remembers:
             sampler.ask_rows(self.usable[: max(SEVERAL_ROWS, sampler.caller.smallest)])
 
     def compare(self, sampler: Sampler, ask: Callable[[T], Tensor], ways: list[T], rows: int) -> tuple[bool, Tensor]:
-        """Whether answers about the same rows, asked in several ways, differ by more than noise and rounding make.
+        """Compare the outputs at the same rows under several conditions.
 
         Args:
-            sampler: The box.
-            ask: Asks once, in the way given, and returns the answers [r, d_out].
-            ways: k ways of asking.
-            rows: Most rows that are asked about in any of them.
+            sampler: Evaluates the box.
+            ask: Evaluates the rows once under the condition given, and returns the outputs [r, d_out].
+            ways: The k conditions.
+            rows: Most rows that are evaluated under any of them.
 
         Returns:
-            Whether they differ, and [k - 1, r, d_out] by how much from those in the first way, on average.
+            Whether outputs differ by more than noise and rounding may cause, and [k - 1, r, d_out] the mean difference
+            from those under the first condition.
         """
         k, repeats = len(ways), NOISY_REPEATS if self.noisy else 1
         sampler.require(4 * repeats * k * rows, calls=2 * repeats * k)
 
         def compared() -> tuple[bool, Tensor]:
             answers: list[list[Tensor]] = [[] for _ in ways]
-            # There and back again: what drifts steadily has drifted equally for each of them.
+            # In this order and then in reverse, so that a steady drift is the same on average in all conditions.
             for i in [*range(k), *reversed(range(k))] * repeats:
                 self.settle(sampler)
                 answers[i].append(ask(ways[i]))
             y = torch.stack([torch.stack(found) for found in answers])  # [k, n, r, d_out]
             n, mean = y.shape[1], y.nanmean(1)
             off = (y - mean[:, None]).abs().nan_to_num(0)
-            # Some rows may be noisier than others, and some answers lie far out.
+            # Some rows may be noisier than others, and some outputs may be outliers.
             own = torch.maximum(6 * off.square().mean((0, 1)).mul(2 / n).sqrt(), 2.5 * off.amax((0, 1)) / n)
             change = (mean[1:] - mean[0]).nan_to_num(0)
             return bool((change.abs() > torch.maximum(self.certain(n), own)).any()), change
 
         differ, change = compared()
-        # A few bad ones among noisy answers may make a difference: is it there again?
+        # Outliers of noisy outputs may make a difference, which must then show again.
         return compared() if differ and self.noisy else (differ, change)
 
 
 def find_first_facts(sampler: Sampler, found: "Findings") -> Facts:
-    """Find out how many rows the box takes in a call, and how long that takes; then ask about the typical rows.
+    """Find out how many rows the box takes in a call, and how long that takes; then evaluate the typical rows.
 
     Raises:
-        BoxError: If the box answers about no row.
+        BoxError: If every row that is tried fails.
     """
     caller = sampler.caller
     together = torch.full((min(SEVERAL_ROWS, caller.largest),), _answered_row(sampler))
     if not sampler.time_rows(together) and caller.smallest == 1 and not sampler.time_rows(together[:2]):
         caller.refused, caller.largest = 2, 1
-    sampler.time_rows(together[: caller.smallest])  # not the first call, which may have had to load something
+    sampler.time_rows(together[: caller.smallest])  # only now: the first call may have had to load something
     y = sampler.ask_rows(torch.arange(min(len(sampler.x), max(2, sampler.affordable // TYPICAL_SHARE))))
     facts = Facts(y, sampler.function.rounding or torch.finfo(sampler.dtype).eps, found)
     if len(facts.usable) == 0:
@@ -174,7 +175,7 @@ def find_first_facts(sampler: Sampler, found: "Findings") -> Facts:
 
 
 def _answered_row(sampler: Sampler) -> int:
-    """A row that the box answers about: alone, or, where it takes no single rows, among others."""
+    """The number of a row that the box can evaluate: alone, or, if it takes no single rows, among others."""
     n, error = len(sampler.x), None
     try:
         for i in range(min(max(2, n), MOST_FAILING)):
@@ -190,12 +191,12 @@ def _answered_row(sampler: Sampler) -> int:
 
 
 def _answers_together(sampler: Sampler) -> bool:
-    """Whether the box answers about several rows; if so, learns how few it takes, the first of them being all right."""
+    """Whether a call with several rows succeeds. If it does, copies of the first row show how few rows a call takes."""
     caller = sampler.caller
     several = torch.arange(min(SEVERAL_ROWS, caller.largest)) % len(sampler.x)
     if isinstance(caller.call(sampler.x[several], several, once=True), Exception):
         return False
     fewer = (n for n in (1, 2, 4) if n < len(several) and sampler.time_rows(several[:1].repeat(n)))
     caller.smallest = next(fewer, len(several))
-    caller.count_random_failures(int(caller.smallest == 1))  # it had failed before
+    caller.count_random_failures(int(caller.smallest == 1))  # one row alone had failed before
     return True

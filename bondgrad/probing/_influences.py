@@ -1,4 +1,4 @@
-"""What changes an answer beside the row itself: other rows of the call, calls before it, and time."""
+"""What changes the outputs of a row beside the row itself: other rows of the call, earlier calls, and time."""
 
 from dataclasses import dataclass, replace
 
@@ -9,15 +9,15 @@ from bondgrad.measuring._sampler import Sampler
 from bondgrad.probing._facts import SEVERAL_ROWS, Facts
 from bondgrad.probing._number_format import percent, sentences
 
-COMPARED, OTHERS = 4, 12  # rows whose answers are compared, and rows beside them in a call
+COMPARED, OTHERS = 4, 12  # rows whose outputs are compared, and other rows in the same call
 
 
 @dataclass(frozen=True)
 class RowCoupling:
-    """How the answer about a row changes with the other rows of the call."""
+    """How the outputs of a row change with the other rows of the call."""
 
-    matters: bool
-    change: float  # of the answers, over the spread of the outputs, root mean square
+    matters: bool  # whether they change
+    change: float  # root mean square change of the outputs, in units of their spread
 
     @property
     def words(self) -> str:
@@ -29,14 +29,14 @@ class RowCoupling:
 
 
 def measure_row_coupling(sampler: Sampler, facts: Facts, generator: torch.Generator) -> RowCoupling:
-    """The same rows among different others: typical ones, and copies of one that lies far out."""
+    """Compare the outputs of the same rows among different others: typical rows, and copies of an outlying one."""
     if sampler.caller.largest == 1:
         return RowCoupling(False, 0.0)
     watched, typical = facts.choose(COMPARED, generator), facts.choose(OTHERS, generator)
     distance = (sampler.x[facts.usable] - sampler.x.mean(0)).div(sampler.spread).square().sum(1)
     outside = facts.usable[distance.argmax()].expand(OTHERS)
     calls = [(watched, typical), (watched, outside), (typical, watched)]
-    if facts.found.randomness is not None and facts.found.randomness.by_place:  # which is no influence
+    if facts.found.randomness is not None and facts.found.randomness.by_place:  # not caused by other rows
         calls.pop()
 
     def answers_about_watched(call: tuple[Tensor, Tensor]) -> Tensor:
@@ -49,11 +49,11 @@ def measure_row_coupling(sampler: Sampler, facts: Facts, generator: torch.Genera
 
 @dataclass(frozen=True)
 class HistorySettings:
-    """What is asked again, and how much change is believed."""
+    """The rows that are evaluated repeatedly, and the thresholds of drift."""
 
-    rows: int = 4  # that are asked again
-    spare_calls: int = 30  # with few rows: where there is time for fewer, drift is not looked at
-    certain: float = 6.0  # standard deviations of a slope: far out, since noise need not be normal
+    rows: int = 4  # rows that are evaluated repeatedly
+    spare_calls: int = 30  # if there is time for fewer calls with few rows, drift is not measured
+    certain: float = 6.0  # standard deviations from which on a drift is significant; many, as noise may not be normal
 
 
 SETTINGS = HistorySettings()
@@ -61,14 +61,14 @@ SETTINGS = HistorySettings()
 
 @dataclass(frozen=True)
 class History:
-    """What time and earlier questions do to the answers."""
+    """How time and earlier calls change the outputs."""
 
-    remembers: bool | None = None  # None: not tried
-    memory: float = 0.0  # change of an answer by the question before, over the spread of the outputs
-    looks: int = 0  # at the same rows
-    drifts: bool = False
-    drift: float = 0.0  # from the first to the last look, over the spread of the outputs, root mean square
-    per_evaluation: float = 0.0  # of that
+    remembers: bool | None = None  # whether outputs depend on the previous call. None: not measured
+    memory: float = 0.0  # root mean square change due to the previous call, in units of the output spread
+    looks: int = 0  # how often the same rows were evaluated to measure drift
+    drifts: bool = False  # whether outputs drift with time
+    drift: float = 0.0  # root mean square drift from the first to the last look, in units of the output spread
+    per_evaluation: float = 0.0  # drift divided by the number of evaluations between these looks
 
     @property
     def words(self) -> str:
@@ -86,25 +86,25 @@ class History:
 
 
 class DriftMonitor:
-    """Asks about the same rows again and again between the measurements.
+    """Evaluates the same rows repeatedly, between the measurements.
 
     Args:
-        rows: [r] of the sampler's rows.
+        rows: [r] numbers of the sampler's rows.
     """
 
     def __init__(self, rows: Tensor) -> None:
         self._rows = rows
-        self._looks: list[tuple[bool, int, Tensor]] = []  # whether settled, evaluations until then, answers [r, d_out]
+        self._looks: list[tuple[bool, int, Tensor]] = []  # whether settled, evaluations so far, outputs [r, d_out]
 
     def look(self, sampler: Sampler, facts: Facts) -> None:
-        """Ask once more, if the budget allows."""
+        """Evaluate the rows once more; raises `BudgetExceeded` if the budget does not suffice."""
         sampler.require(2 * len(self._rows) + SEVERAL_ROWS, SETTINGS.spare_calls)
         facts.settle(sampler)
         self._looks.append((facts.remembers, sampler.evaluations, sampler.ask_rows(self._rows)))
 
     def measure_drift(self, sampler: Sampler, facts: Facts, generator: torch.Generator) -> History:
-        """What the looks say of drift, beside what is known of memory."""
-        # Until a box was known to remember, it was looked at after anything.
+        """The finding on memory, with the drift over all looks added."""
+        # Before a box was known to have memory, looks came after arbitrary calls, and cannot be compared.
         looks = [(when, y) for settled, when, y in self._looks if settled == facts.remembers]
         found = replace(facts.found.history or History(), looks=len(looks))
         if len(looks) < 3:
@@ -114,7 +114,7 @@ class DriftMonitor:
         at = (when - when.mean())[:, None, None]
         slope = (at * y).sum(0) / at.square().sum()  # [r, d_out] per evaluation
         left = y - y.mean(0) - at * slope
-        scatter = (left.square().sum(0) / (len(looks) - 2)).nanmean(0).sqrt()  # [d_out], with what is rare but large
+        scatter = (left.square().sum(0) / (len(looks) - 2)).nanmean(0).sqrt()  # [d_out] which includes rare outliers
         noise = torch.maximum(torch.maximum(facts.noise, scatter), facts.tolerance)
         drifts = bool((slope.abs() * at.square().sum().sqrt() > SETTINGS.certain * noise).any())
         length = float(when[-1] - when[0])
@@ -123,9 +123,9 @@ class DriftMonitor:
 
 
 def measure_memory(sampler: Sampler, facts: Facts, generator: torch.Generator) -> History:
-    """Whether rows are answered differently right after others than right after themselves."""
+    """Compare the outputs of rows right after a call with other rows and right after a call with the same rows."""
     rows = facts.choose(max(SETTINGS.rows, sampler.caller.smallest), generator)
-    # Far from the rows, so that there is something to remember.
+    # The other rows are far from the rows, so that memory has a large effect.
     distance = torch.cdist(sampler.x[rows] / sampler.spread, sampler.x[facts.usable] / sampler.spread)
     others = facts.usable[distance.argmax(1)]
 

@@ -1,4 +1,4 @@
-"""What every input does: over its whole range, to which outputs, and how much, each moved by itself."""
+"""The effect of every input, moved by itself: over its range, on which outputs, and how much."""
 
 import contextlib
 import math
@@ -16,25 +16,25 @@ from bondgrad.structure.discovery._dependencies import find_dependencies
 from bondgrad.structure.discovery._search_batch import SETTINGS as SEARCH
 from bondgrad.structure.discovery._search_batch import SearchBatch
 
-# What would hide too many dependencies, over the spread of the outputs: standard deviations, and steps of a lattice.
+# Dependencies are not searched for above these sizes, in units of the output spread: standard deviations, and quanta.
 MOST_HIDING = {"noise": 0.03, "rounding": 0.03, "steps": 0.4}
 
 
 @dataclass(frozen=True)
 class InputSettings:
-    """How inputs are swept and moved, and what is concluded from that."""
+    """How inputs are swept and moved, and the thresholds of the findings."""
 
-    rows: int = 2  # at which every input is swept
-    points: tuple[int, ...] = (17, 9, 5)  # of a sweep, as the budget allows
-    beyond: float = 0.1  # of the range of the typical rows, on both sides, within the limits
-    share: float = 0.3  # of the evaluations left: the search for structure comes after it
-    halvings: int = 10  # of the distance between two points, to find where it begins to fail: a thousandth of it
-    reserve: int = 1000  # evaluations for what comes after it, without which that distance is not halved
-    hardly: float = 1e-3  # of the largest change: smaller ones count as none
-    saturated: float = 0.6  # of the range without change: then the box is saturated
-    answered: float = 0.5  # share of the pattern of dependencies about which anything must have been found out
-    moved_rows: int = 4  # at which every input is moved by its spread, if the budget allows
-    visible: float = 0.1  # of the spread: where less cannot be told from noise, no input is called dead
+    rows: int = 2  # rows at which every input is swept
+    points: tuple[int, ...] = (17, 9, 5)  # points of a sweep; the first number that the budget allows is used
+    beyond: float = 0.1  # a sweep exceeds the range of the typical rows by this part of it on both sides
+    share: float = 0.3  # part of the evaluations left that sweeps may take; the search for structure follows
+    halvings: int = 10  # bisections between two points to locate where the box begins to fail
+    reserve: int = 1000  # bisection needs more than so many evaluations left, for the measurements that follow
+    hardly: float = 1e-3  # changes below this part of the largest one count as none
+    saturated: float = 0.6  # the box is saturated if outputs do not change over more than this part of the range
+    answered: float = 0.5  # least part of the pattern of dependencies that must have been measured
+    moved_rows: int = 4  # most rows at which every input is moved by its spread
+    visible: float = 0.1  # no input is called dead if noise could hide changes of this part of the output spread
 
 
 SETTINGS = InputSettings()
@@ -44,14 +44,14 @@ SETTINGS = InputSettings()
 class Failure:
     """A range of an input in which the box fails, the other inputs being typical."""
 
-    input: int
-    low: float | None  # None: from the end of what was looked at
-    high: float | None
-    how: str
+    input: int  # number of the input
+    low: float | None  # lower end of the range. None: the lower end of the sweep
+    high: float | None  # upper end of the range. None: the upper end of the sweep
+    how: str  # "NaN", "infinite", or the error that is raised
 
     @property
     def words(self) -> str:
-        """Where and how the box fails, for the list of failures."""
+        """A phrase for the list of failures, which says where and how the box fails."""
         low, high = (None if end is None else f"{end:.3g}" for end in (self.low, self.high))
         inside = f"from {low} to {high}" if low else "anywhere"
         where = inside if (low is None) == (high is None) else f"above {low}" if low else f"below {high}"
@@ -60,13 +60,13 @@ class Failure:
 
 @dataclass(frozen=True)
 class Ranges:
-    """What sweeps over the inputs have shown."""
+    """The results of sweeps over the inputs."""
 
-    failures: list[Failure]
-    failing_rows: float  # fraction of the typical rows
-    flat: float  # fraction of the range over which outputs hardly change, median over inputs that matter
-    inputs: int  # that were looked at
-    moving: list[int]  # those that changed an output
+    failures: list[Failure]  # ranges of inputs in which the box fails
+    failing_rows: float  # fraction of the typical rows at which the box fails
+    flat: float  # fraction of the range over which outputs hardly change, median over inputs that change them
+    inputs: int  # number of inputs that were swept
+    moving: list[int]  # inputs that changed an output
 
     @property
     def saturated(self) -> bool:
@@ -85,7 +85,7 @@ class Ranges:
 
 
 def measure_ranges(sampler: Sampler, facts: Facts, generator: torch.Generator) -> Ranges:
-    """Sweep every input by itself, from a little below to a little above what is typical of it."""
+    """Sweep every input by itself, from a little below to a little above the range of the typical rows."""
     d, allowed = sampler.x.shape[1], int(SETTINGS.share * sampler.affordable)
     points = next((p for p in SETTINGS.points if p * d * SETTINGS.rows <= allowed), SETTINGS.points[-1])
     count = sampler.affordable_count(d, points * SETTINGS.rows, SETTINGS.share)
@@ -96,20 +96,20 @@ def measure_ranges(sampler: Sampler, facts: Facts, generator: torch.Generator) -
     low, high = torch.maximum(low - room, sampler.low)[inputs], torch.minimum(high + room, sampler.high)[inputs]
     values = torch.lerp(low[:, None], high[:, None], torch.linspace(0, 1, points, dtype=torch.float64))  # [n, points]
     y = _sweep(sampler, rows, inputs, values)  # [n, rows, points, d_out]
-    broken = ~torch.isfinite(y).all(3).all(1)  # [n, points]
+    broken = ~torch.isfinite(y).all((1, 3))  # [n, points]
     failing = broken.any(1).nonzero().squeeze(1)
     failures = [f for n in failing for f in _failures(sampler, rows, inputs[n, None], values[n], broken[n], y[n])]
     noise = torch.maximum(6 * math.sqrt(2) * facts.noise, facts.tolerance) / facts.output_spread  # [d_out]
     change = y.diff(dim=2).abs() / facts.output_spread
     change = torch.where(torch.isfinite(change), change, math.nan).flatten(1, 2)  # [n, changes, d_out]
-    # A bad answer makes two large changes.
+    # A single outlier makes two large changes, which are skipped.
     largest = change.nan_to_num(0).sort(1, descending=True).values[:, 2 if facts.noisy else 0]  # [n, d_out]
     failing_rows, moving = 1 - len(facts.usable) / len(facts.y), inputs[(largest > noise).any(1)].tolist()
     return Ranges(failures, failing_rows, _flat(change, largest, noise), count, moving)
 
 
 def _sweep(sampler: Sampler, rows: Tensor, inputs: Tensor, values: Tensor) -> Tensor:
-    """[n, rows, points, d_out] with each of inputs [n] by itself at each of its values [n, points]."""
+    """Outputs [n, rows, points, d_out] with each of inputs [n] by itself at each of its values [n, points]."""
     n, r = len(inputs), len(rows)
     y = sampler.ask_moved(rows.repeat(n), inputs.repeat_interleave(r), values.repeat_interleave(r, 0))
     return y.view(n, r, *y.shape[1:])
@@ -118,21 +118,21 @@ def _sweep(sampler: Sampler, rows: Tensor, inputs: Tensor, values: Tensor) -> Te
 def _flat(change: Tensor, largest: Tensor, noise: Tensor) -> float:
     """The share of changes [n, changes, d_out] that are small beside the largest [n, d_out].
 
-    It is the median over the inputs of the mean over the outputs that each of them moves.
+    It is the median over the inputs of the mean over the outputs that each of them changes.
     """
     small = (change <= torch.maximum(SETTINGS.hardly * largest, noise)[:, None]).double().sum(1)
     still = small / torch.isfinite(change).sum(1).clamp_min(1)  # [n, d_out]
-    matter = (largest > SETTINGS.hardly * largest.amax(0)) & (largest > 10 * noise)  # among noise, nothing can be said
+    matter = (largest > SETTINGS.hardly * largest.amax(0)) & (largest > 10 * noise)  # and well above noise
     moves = matter.any(1)
     by_input = (still * matter).sum(1)[moves] / matter.sum(1)[moves]
     return float(by_input.median()) if len(by_input) else 0.0
 
 
 def _failures(sampler: Sampler, rows: Tensor, one: Tensor, values: Tensor, broken: Tensor, y: Tensor) -> list[Failure]:
-    """The ranges of input `one` [1] in which it fails, given answers y [rows, points, d_out] at values [points]."""
+    """Ranges of input `one` [1] in which the box fails, given outputs y [rows, points, d_out] at values [points]."""
     errors = sampler.caller.errors
     errors.clear()
-    with contextlib.suppress(BudgetExceeded):  # once more, to see what it raises
+    with contextlib.suppress(BudgetExceeded):  # evaluated again to record the errors
         y = _sweep(sampler, rows, one, values[broken][None])
     how = "NaN" if bool(torch.isnan(y).any()) else "infinite"
     how = f"raises {errors.most_common(1)[0][0]}" if errors else how
@@ -145,7 +145,7 @@ def _failures(sampler: Sampler, rows: Tensor, one: Tensor, values: Tensor, broke
 
 
 def _edge(sampler: Sampler, rows: Tensor, one: Tensor, fine: Tensor, broken: Tensor) -> float:
-    """The border between a value at which the box works and one at which it does not."""
+    """The border, by bisection, between a value at which the box works and one at which it fails."""
     for _ in range(SETTINGS.halvings if sampler.affordable > SETTINGS.reserve else 0):
         middle = (fine + broken) / 2
         works = bool(torch.isfinite(_sweep(sampler, rows, one, middle.view(1, 1))).all())
@@ -155,13 +155,13 @@ def _edge(sampler: Sampler, rows: Tensor, one: Tensor, fine: Tensor, broken: Ten
 
 @dataclass(frozen=True)
 class Dependence:
-    """Which outputs depend on which inputs, in numbers."""
+    """Statistics of the pattern of dependencies between outputs and inputs."""
 
-    groups: int  # of inputs that can move together
-    inputs: int
-    filled: float  # fraction of the pattern
-    blocks: tuple[int, int] | None  # (inputs, outputs) of each, where modules lie side by side
-    idle: list[int]  # inputs that no output reacted to
+    groups: int  # number of groups of inputs that can be moved together
+    inputs: int  # number of inputs
+    filled: float  # fraction of the pairs of an output and an input that depend on each other
+    blocks: tuple[int, int] | None  # (inputs, outputs) of each block, if the pattern is block-diagonal; else None
+    idle: list[int]  # inputs on which no output depends
 
     @property
     def words(self) -> str:
@@ -176,11 +176,11 @@ class Dependence:
 
 
 def measure_pattern(sampler: Sampler, facts: Facts, generator: torch.Generator) -> Dependence:
-    """Move every input by itself, at some rows, as `structure.detect` does."""
+    """Find dependencies by moving every input by itself at some rows, as `structure.detect` does."""
     if facts.found.company is not None and facts.found.company.matters:
         raise MeasurementSkipped("rows influence one another, so it cannot be seen")
-    rounding = (2 * facts.floor or 64 * facts.unit) * facts.scale  # [d_out] in the difference of two answers
-    rounding = facts.repeat_tolerance if facts.noisy else rounding  # noise is measured once more, in the search
+    rounding = (2 * facts.floor or 64 * facts.unit) * facts.scale  # [d_out] of a difference
+    rounding = facts.repeat_tolerance if facts.noisy else rounding  # the search measures noise by itself
     lattice = [0.0] if facts.found.rounding is None else [quantum or 0.0 for quantum in facts.found.rounding.quantum]
     steps = float((facts.y.new_tensor(lattice) / facts.output_spread).max())
     sizes = {"noise": facts.relative(facts.noise), "rounding": facts.relative(rounding), "steps": steps}
@@ -208,7 +208,7 @@ def measure_pattern(sampler: Sampler, facts: Facts, generator: torch.Generator) 
 
 
 def _blocks(depends: Tensor, groups: int) -> tuple[int, int] | None:
-    """(inputs, outputs) of blocks side by side that hold all of the pattern [d_out, d] and cost no more groups."""
+    """(inputs, outputs) of each block, if the pattern [d_out, d] is block-diagonal with blocks of `groups` inputs."""
     d_out, d = depends.shape
     count = d // groups
     if groups == d or d % groups != 0 or d_out % count != 0:
@@ -219,10 +219,10 @@ def _blocks(depends: Tensor, groups: int) -> tuple[int, int] | None:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """What moving an input by its spread does to the outputs."""
+    """How much the outputs change when an input is moved by its spread."""
 
-    change: list[float]  # by input: change of the outputs over their spread, root mean square
-    dead: list[int] | None  # inputs that nothing reacts to. None: too noisy, or too coarse, to tell
+    change: list[float]  # by input: root mean square change of the outputs, in units of their spread
+    dead: list[int] | None  # inputs that change no output. None: noise or coarse outputs hide it
 
     @property
     def words(self) -> str:
@@ -240,24 +240,24 @@ class Sensitivity:
 
 
 def measure_effects(sampler: Sampler, facts: Facts, generator: torch.Generator) -> Sensitivity:
-    """Move every input by its spread, at a few rows."""
+    """Measure the change of the outputs when every input is moved by its spread, at a few rows."""
     d = sampler.x.shape[1]
     count = sampler.affordable_count(SETTINGS.moved_rows, 2 * d)
     rows, inputs = facts.choose(count, generator).repeat_interleave(d), torch.arange(d).repeat(count)
     spread = sampler.spread[inputs, None]
     ends = sampler.either_side(rows, inputs, spread / 2)[0].squeeze(1)  # [rows * d, 2]
     change = sampler.ask_moved(rows, inputs, ends).diff(dim=1).abs().view(count, d, -1)
-    part = (ends.diff(dim=1) / spread).clamp_min(1e-300).view(count, d, 1)  # what limits leave of the spread
-    own = (change.square() - 2 * facts.noise.square()) / (facts.output_spread * part).square()  # without that of noise
+    part = (ends.diff(dim=1) / spread).clamp_min(1e-300).view(count, d, 1)  # move in units of the spread
+    own = (change.square() - 2 * facts.noise.square()) / (facts.output_spread * part).square()  # less noise
     by_input = own.nanmean((0, 2)).nan_to_num(0).clamp_min(0).sqrt()
     certain = facts.certain(1)
-    still = ~(change > certain).any(2).any(0) & torch.isfinite(change).all(2).any(0)
+    still = ~(change > certain).any((0, 2)) & torch.isfinite(change).all(2).any(0)
     visible = bool((certain < SETTINGS.visible * facts.output_spread).all())
     return Sensitivity(by_input.tolist(), dead_inputs(facts, still.nonzero().squeeze(1).tolist()) if visible else None)
 
 
 def dead_inputs(facts: Facts, still: list[int]) -> list[int] | None:
-    """Those of the inputs that no other finding calls alive. None: outputs are coarse, and may react elsewhere."""
+    """Those of the inputs `still` that no other finding shows to have an effect. None: coarse outputs may hide it."""
     ranges, rounding, smoothness = facts.found.ranges, facts.found.rounding, facts.found.smoothness
     jumps = smoothness is not None and smoothness.kind == "jumps"
     coarse = jumps or (rounding is not None and rounding.quantised) or (ranges is not None and ranges.saturated)

@@ -1,4 +1,4 @@
-"""bondgrad.probe: what is this box like?"""
+"""The function `probe`, which makes all measurements of a box, and the session behind it."""
 
 import keyword
 import math
@@ -20,8 +20,8 @@ from bondgrad.probing._influences import SETTINGS, DriftMonitor
 from bondgrad.probing._report import Findings, Report
 
 T = TypeVar("T")
-LEAST_BUDGET = 16  # evaluations without which nothing can be said
-TYPICAL_ROWS = 256  # that are asked about
+LEAST_BUDGET = 16  # least number of evaluations with which a measurement is possible
+TYPICAL_ROWS = 256  # most typical rows near which the box is evaluated
 
 
 def probe(
@@ -36,22 +36,22 @@ def probe(
 ) -> Report:
     """Find out what a box is like, and which BlackBox it needs.
 
-    Asks the box about typical rows, again and again, next to one another, over ladders of steps, and over the range of
-    every input. The most useful comes first; what the budget or the time does not reach for is left out, and the report
-    says so. Everything is asked in full precision, as a BlackBox would; the report says what the settings around the
-    probe (autocast, TF32) would change. A module is asked in the mode that it is in. Afterwards its buffers are what
-    they were, and so are the global random numbers.
+    Evaluates the box at typical rows: repeatedly, among other rows, over ladders of steps, and over the range of every
+    input. The most useful measurements come first; those for which the budget or the time does not suffice are left
+    out, and the report says so. The box runs in full precision, as in a BlackBox; the report says what the settings
+    around the probe (autocast, TF32) would change. A module keeps the mode that it is in. Afterwards its buffers and
+    the global random numbers are restored.
 
     Args:
         fn: The box, [N, d] -> [N, d_out], in torch or in numpy.
         x: [N, d] typical rows, better some hundred than a few: ranges and spreads are taken from them.
         context: Further inputs of fn, one entry per row.
         limits: (low, high): no point outside is ever evaluated.
-        evaluator: Where rows are evaluated, in requests of no more than its `max_rows`; what is measured is then the
-            box as that evaluator serves it, its times included. None: in this process.
+        evaluator: Where rows are evaluated, in requests of no more than its `max_rows`. The measured times include
+            those of the evaluator. None: in this process.
         budget: Most evaluations, in rows.
         seconds: Most time. One call that takes longer is not interrupted.
-        seed: Of the choice of rows and lines.
+        seed: The seed for the choice of rows and lines.
 
     Example:
         >>> report = probe(lambda x: torch.sin(x).cumsum(1), torch.randn(100, 3))
@@ -65,7 +65,7 @@ def probe(
 
 
 class Session:
-    """A probe that can be watched, and stopped: what was found by then is in its report."""
+    """A probe that runs one measurement at a time and can be stopped; `report()` has the findings so far."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Session:
         self._left_out: list[str] = []
 
     def run(self) -> Generator[str, None, None]:
-        """Make all measurements, each given what those before it have found; yields the name of each before it."""
+        """Make all measurements in order, each given the earlier findings; yields the title of each beforehand."""
         sampler = self.sampler
         with no_trace(sampler.function.fn):
             yield "First questions"
@@ -119,11 +119,11 @@ class Session:
                 self._attempt("", monitor.look, sampler, facts)
                 facts = facts.with_finding(name, self._attempt(title, measure, sampler, facts, self._generator))
                 self._findings = facts.found
-                if name == "randomness":  # which shows whether calls fail by chance
+                if name == "randomness":  # it shows whether calls fail at random
                     facts = self._attempt("", facts.asked_again, sampler) or facts
 
     def report(self) -> Report:
-        """A report of what has been measured by now."""
+        """The report of all findings so far."""
         sampler = self.sampler
         return Report(
             **self._known,
@@ -137,7 +137,7 @@ class Session:
         )
 
     def _attempt(self, title: str, measure: Callable[..., T], *arguments: object) -> T | None:
-        """What is measured; None, and a note, if the measurement is skipped. Without a title there is no note."""
+        """The result of a measurement; None if it is skipped, which is noted in `left_out` if there is a title."""
         try:
             with self.sampler.workplace:
                 return measure(*arguments)
@@ -147,6 +147,6 @@ class Session:
 
 
 def _variable(fn: Callable[..., Any]) -> str:
-    """A name for the box in Python: that of a function. Objects have none."""
+    """The name of the box in recommended code: that of a function, or `fn` for objects without a valid name."""
     name = str(getattr(fn, "__name__", ""))
     return name if name.isidentifier() and not keyword.iskeyword(name) else "fn"

@@ -1,4 +1,4 @@
-"""Whether the same question gets the same answer, and if not, where the difference comes from."""
+"""Whether repeated evaluations of the same rows give the same outputs, and if not, the source of the noise."""
 
 import contextlib
 import math
@@ -20,12 +20,12 @@ GENERATORS = {"torch": "torch's generator", "numpy": "numpy's global generator",
 
 @dataclass(frozen=True)
 class RandomnessSettings:
-    """Which rows are asked again to see whether answers repeat, and how often."""
+    """How many rows are evaluated repeatedly, and how often."""
 
-    rows: int = 16  # that are asked again and again; times the repeats, enough for a deviation within a tenth
-    repeats: int = 16
-    noisiest: int = 4  # rows at which the source of the noise is looked for
-    checks: int = 4  # of a source of random numbers, and of calls without it, of which one may agree by chance
+    rows: int = 16  # rows that are repeated; times `repeats`, enough for a standard deviation within a tenth
+    repeats: int = 16  # repeats of every row
+    noisiest: int = 4  # number of rows, those with most noise, at which its source is searched for
+    checks: int = 4  # pairs of calls with a generator reset between them, and as many without, to find the source
 
 
 SETTINGS = RandomnessSettings()
@@ -33,25 +33,25 @@ SETTINGS = RandomnessSettings()
 
 @dataclass(frozen=True)
 class Randomness:
-    """What happens when the same rows are asked again."""
+    """How outputs differ when the same rows are evaluated repeatedly."""
 
-    deterministic: bool  # up to rounding
-    exact: bool  # to the last bit
-    moving: bool  # without noise, but in one direction: see History
-    std: list[float]  # of every output
-    largest: list[float]  # of every output: deviation from the median that was seen
-    half_width: list[float]  # of every output: 95 of 100 answers lie no farther from their mean
-    relative: float  # standard deviation over the spread of the outputs, root mean square
-    within_a_call: bool  # whether the same row twice in a call gets two answers
-    by_place: bool  # whether these two answers are the same in every call
-    modules: list[str]  # that are random or look at the whole batch, in training mode
-    generator: str | None = None  # the global random numbers that it draws from: "torch", "numpy", "python"
-    takes_seed: bool = False  # a keyword `seed` makes it repeat itself
-    quiet_in_eval: bool | None = None  # a module: whether it repeats itself in eval mode. None: not tried
+    deterministic: bool  # whether outputs repeat up to rounding
+    exact: bool  # whether outputs repeat to the last bit
+    moving: bool  # whether outputs have no noise, but drift: see `History`
+    std: list[float]  # standard deviation of the noise of every output
+    largest: list[float]  # largest deviation from the median, of every output
+    half_width: list[float]  # half-width of the noise of every output: 95 of 100 deviations are smaller
+    relative: float  # root mean square of the standard deviations, in units of the output spread
+    within_a_call: bool  # whether copies of a row in the same call have different noise
+    by_place: bool  # whether the noise depends on the place in the call alone, and is the same in every call
+    modules: list[str]  # submodules in training mode that are random or mix the rows of a batch
+    generator: str | None = None  # the global generator behind the noise: "torch", "numpy", "python". None: not found
+    takes_seed: bool = False  # whether fn takes a keyword `seed`, and outputs repeat if it is the same
+    quiet_in_eval: bool | None = None  # whether the outputs of a module repeat in eval mode. None: not tried
 
     @property
     def noise(self) -> float:
-        """One half-width for all outputs: root mean square."""
+        """Root mean square of the half-widths over outputs."""
         return math.sqrt(sum(b * b for b in self.half_width) / len(self.half_width))
 
     @property
@@ -76,19 +76,19 @@ class Randomness:
 
 
 def measure_randomness(sampler: Sampler, facts: Facts, generator: torch.Generator) -> Randomness:
-    """Ask some rows again and again; if the answers differ, look for the source."""
+    """Evaluate some rows repeatedly; if the outputs differ, search for the source of the noise."""
     caller = sampler.caller
     repeats = max(3, min(SETTINGS.repeats, sampler.affordable // 20, sampler.affordable_calls // 8))
     count = min(SETTINGS.rows, max(1, sampler.affordable // 100))
     rows = facts.choose(max(count, caller.smallest), generator)
-    sampler.ask_rows(rows)  # whatever was asked before, from here on the question before is the same
-    # [r, repeats, d_out] each: in several calls, and in one.
+    sampler.ask_rows(rows)  # so that the call before each of the following ones is the same
+    # Outputs [r, repeats, d_out] each: of repeated calls, and of copies of the rows in one call.
     again = torch.stack([sampler.ask_rows(rows) for _ in range(repeats)], 1)
     together = sampler.ask_rows(rows.repeat_interleave(repeats)).view_as(again) if caller.largest > 1 else again
     failed = ~torch.isfinite(torch.stack((again, together))).all(3)  # [2, r, repeats]
-    caller.count_random_failures(int(failed[:, ~failed.all(2).all(0)].sum()))
+    caller.count_random_failures(int(failed[:, ~failed.all((0, 2))].sum()))
     found = judge_repeats(facts, again, together, stochastic_modules(sampler.function.fn))
-    with contextlib.suppress(BudgetExceeded):  # the noise is worth more than its source
+    with contextlib.suppress(BudgetExceeded):  # the noise is reported even if its source is not found
         if found.modules:
             with in_eval_mode(sampler.function.fn):
                 found = replace(found, quiet_in_eval=_agree(sampler, facts, rows))
@@ -104,18 +104,18 @@ def measure_randomness(sampler: Sampler, facts: Facts, generator: torch.Generato
 
 
 def judge_repeats(facts: Facts, again: Tensor, together: Tensor, modules: list[str]) -> Randomness:
-    """What answers [r, repeats, d_out] to the same questions, in several calls and in one, say of the noise.
+    """Randomness from outputs [r, repeats, d_out] at the same rows: `again` in several calls, `together` in one.
 
-    The same calls agree to the last bits but for noise. Within a call rounding may go by place. Deviations are taken
-    from second differences, which a steady drift does not change.
+    Without noise, equal calls agree to the last bits; within a call, rounding may depend on the place. Standard
+    deviations are taken from second differences, which a steady drift does not change.
     """
     unit, repeats, both = facts.repeat_tolerance, again.shape[1], torch.stack((again, together))
     between, within = (noise_from_repeats(y, 1, 2, (0, 1)) for y in both)  # [d_out]
     random, placed = between > unit, (between <= unit) & (within > facts.tolerance)
     std = torch.where(random | placed, torch.maximum(between, within), 0.0)
-    off = (both - both.nanmedian(2, keepdim=True).values).abs() * math.sqrt(repeats / (repeats - 1))  # it follows them
+    off = (both - both.nanmedian(2, keepdim=True).values).abs() * math.sqrt(repeats / (repeats - 1))  # Bessel
     half = off.flatten(1, 2).nanquantile(0.95, dim=1).nan_to_num(0).amax(0)
-    half = torch.where(half > 0, half, 2 * std)  # of noise that is nearly always absent
+    half = torch.where(half > 0, half, 2 * std)  # if noise is nearly always absent
     shared = together is not again and bool(random.any() & (within <= torch.maximum(unit, between / 10)).all())
     still, steady = (again - again[:, :1]).nan_to_num(0), not bool((std > 0).any())
     return Randomness(
@@ -133,7 +133,7 @@ def judge_repeats(facts: Facts, again: Tensor, together: Tensor, modules: list[s
 
 
 def _agree(sampler: Sampler, facts: Facts, rows: Tensor, resetting: str | None = None) -> bool:
-    """Whether two calls with the same rows agree, if these global random numbers are reset in between."""
+    """Whether two calls with the same rows agree, with the global generator `resetting`, if given, reset in between."""
     before = RandomStates()
     one = sampler.ask_rows(rows)
     if resetting is not None:
@@ -142,7 +142,7 @@ def _agree(sampler: Sampler, facts: Facts, rows: Tensor, resetting: str | None =
 
 
 def _takes_seed(sampler: Sampler, facts: Facts, rows: Tensor) -> bool:
-    """Whether fn has a parameter `seed`, and repeats itself when it is given the same."""
+    """Whether fn has a parameter `seed`, and two calls with the same seed agree."""
     try:
         sampler.seed = 0
         return sampler.function.seed_position is not None and _agree(sampler, facts, rows)
@@ -151,21 +151,21 @@ def _takes_seed(sampler: Sampler, facts: Facts, rows: Tensor) -> bool:
 
 
 def _draws_from(sampler: Sampler, facts: Facts, rows: Tensor, name: str) -> bool:
-    """Whether it repeats itself whenever those random numbers are reset, and hardly ever otherwise."""
+    """Whether calls always agree if the global generator `name` is reset in between, and hardly ever otherwise."""
     checks = range(SETTINGS.checks)
     repeats = all(_agree(sampler, facts, rows, name) for _ in checks)
-    return repeats and sum(_agree(sampler, facts, rows) for _ in checks) <= 1  # by chance: noise may be rare
+    return repeats and sum(_agree(sampler, facts, rows) for _ in checks) <= 1  # rare noise may be absent
 
 
 def stochastic_modules(fn: object) -> list[str]:
-    """The parts of a module that are random, or mix the rows of a batch, in training mode: in words."""
+    """Descriptions of the submodules in training mode that are random or mix the rows of a batch."""
     modules = fn.modules() if isinstance(fn, nn.Module) else ()
     counts = Counter(_stochastic_kind(module) for module in modules if module.training)
     return [name if n == 1 else f"{n} layers of {name}" for name, n in counts.items() if name]
 
 
 def _stochastic_kind(module: nn.Module) -> str:
-    """What is random in a module by itself, or mixes the rows of a batch; empty: nothing."""
+    """A description of a module that is random or mixes the rows of a batch; empty if it does neither."""
     if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
         return f"dropout (p = {module.p:g})"
     if isinstance(module, nn.modules.batchnorm._BatchNorm):

@@ -1,4 +1,4 @@
-"""All that a probe has found out, and what follows from it: a verdict, the BlackBox to write, warnings, the cost."""
+"""The report of a probe: its findings, and the verdict, recommended BlackBox, warnings and cost derived from them."""
 
 import json
 import math
@@ -15,17 +15,17 @@ from bondgrad.probing._rounding import Rounding, measure_rounding, precision_of
 from bondgrad.probing._speed import Speed, measure_speed
 from bondgrad.step._trials import SETTINGS
 
-DEFAULT_BATCH, DEFAULT_STEPS = 64, 1000  # rows of a training step, and steps, whose cost is predicted
-SLOW_ROW = 1e-3  # seconds from which on the time of a row is mentioned
+DEFAULT_BATCH, DEFAULT_STEPS = 64, 1000  # rows of a training step, and number of steps, for predicted costs
+SLOW_ROW = 1e-3  # the verdict mentions the time of a row from so many seconds on
 Reasoned = tuple[str, str]  # the value of an argument, in Python, and why it is recommended
 
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """What has been found out about a box; None: it was left out, or has not been measured yet.
+    """The result of every measurement of a box; None: it was left out, or has not been made yet.
 
     Measurements are made in this order, the most useful first, and each after those whose findings it reads. `History`
-    is completed at the end, by what was seen of drift until then.
+    is completed at the end, when drift is known.
     """
 
     randomness: Randomness | None = field(default=None, metadata={"title": "The same again", "by": measure_randomness})
@@ -42,12 +42,12 @@ class Findings:
 
 @dataclass(frozen=True)
 class Cost:
-    """What training with one estimator costs, counting the box alone."""
+    """The predicted cost of training with one estimator, counting evaluations of the box alone."""
 
-    evaluations: int  # of a training step, with those of the forward pass
-    seconds: float | None  # of a training step; None: the speed is not known
-    hours: float | None  # of the whole training
-    extrapolated: bool  # whether its calls have more rows than any that was timed
+    evaluations: int  # evaluations per training step, including the forward pass
+    seconds: float | None  # seconds per training step; None: the speed is not known
+    hours: float | None  # hours of the whole training; None: the speed is not known
+    extrapolated: bool  # whether its calls have more rows than any call that was timed
 
     @property
     def words(self) -> str:
@@ -58,28 +58,28 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class Report(Findings):
-    """What a box is like. A measurement that was left out is None, and `left_out` says why.
+    """All findings of a probe. A measurement that was left out is None, and `left_out` says why.
 
-    `print(report)` shows it, `as_dict()` is for machines, `code` is to be pasted.
+    `print(report)` shows it as text, `as_dict()` returns it for JSON, and `code` is a BlackBox to paste into a program.
     """
 
-    name: str  # of the box, in Python
-    module: str | None = None  # from which it can be imported, where that is known
-    in_features: int
-    out_features: int
-    dtype: str  # of what the box was given
-    sample: str  # where the typical rows came from
-    limits: tuple[list[float], list[float]] | None
-    flaky: int  # calls, or rows, that failed and, asked again, did not
-    left_out: list[str]
-    evaluator_given: bool  # whether rows were evaluated by an evaluator of the caller's
-    evaluations: int  # spent
-    calls: int
-    seconds: float
+    name: str  # name of the box in Python
+    module: str | None = None  # module from which it can be imported, if known
+    in_features: int  # number of inputs
+    out_features: int  # number of outputs; zero: no call succeeded
+    dtype: str  # type of the rows that the box was given
+    sample: str  # origin of the typical rows
+    limits: tuple[list[float], list[float]] | None  # least and largest value of every input, as given
+    flaky: int  # number of calls or rows that failed, and succeeded when repeated
+    left_out: list[str]  # measurements that were not made, each with the reason
+    evaluator_given: bool  # whether rows were evaluated by an evaluator that the user gave
+    evaluations: int  # number of evaluations made, in rows
+    calls: int  # number of calls made
+    seconds: float  # duration of the probe
 
     @property
     def verdict(self) -> str:
-        """One line: what this box is, the most important first."""
+        """The main properties of the box in one line, the most important first."""
         history, ranges, speed = self.history, self.ranges, self.speed
         constant = self.steps is not None and not self.steps.changes
         unit = "call" if speed is not None and speed.vectorised else "row"
@@ -110,7 +110,7 @@ class Report(Findings):
 
     @property
     def reasons(self) -> dict[str, str]:
-        """Why each of the arguments is recommended."""
+        """The reason for each recommended argument."""
         return {name: reason for name, (_, reason) in recommend(self).items()}
 
     @property
@@ -139,38 +139,38 @@ class Report(Findings):
 
     @property
     def words(self) -> dict[str, str]:
-        """What was found, by title."""
+        """The finding of every measurement that was made, in sentences, by title."""
         found = {kind.metadata["title"]: getattr(self, kind.name) for kind in fields(Findings)}
         return {title: result.words for title, result in found.items() if result is not None}
 
     @property
     def about(self) -> str:
-        """What was asked, and how much."""
+        """A line on the size of the box and of the probe."""
         spent = f"{self.evaluations:,} evaluations in {self.calls:,} calls, {duration(self.seconds)}"
         return f"{self.in_features} inputs ({self.dtype}) to {self.out_features} outputs, {self.sample}; {spent}."
 
     def cost(self, batch: int = DEFAULT_BATCH, steps: int = DEFAULT_STEPS) -> dict[str, Cost]:
-        """What training will cost, by estimator: evaluations and seconds of a step, hours in all."""
+        """The predicted cost of training, by estimator: evaluations and seconds per step, hours in all."""
         groups = self.in_features if self.dependence is None else self.dependence.groups
         per_row = {"central": 2 * groups, "forward": groups, "simultaneous": 2}
         return {estimator: self._cost(moved, batch, steps) for estimator, moved in per_row.items()}
 
     def _cost(self, moved: int, batch: int, steps: int) -> Cost:
-        """The cost with an estimator that evaluates so many moved copies of every row."""
+        """The cost with an estimator that evaluates `moved` perturbed copies of every row."""
         evaluations = round(batch * (1 + (1 + Calibrated.share) * moved))
         if self.speed is None:
             return Cost(evaluations, None, None, False)
         took, rows = self.speed.seconds, min(batch, SETTINGS.rows)
-        # Trials of the default policy: of so many rows, with half and with twice the step, and unmoved.
+        # A trial of the default policy evaluates `rows` rows with half the step, with twice the step, and unmoved.
         trials = Calibrated.share * batch * moved / (rows * (2 * moved + 1))
         seconds = took(batch) + took(batch * moved) + trials * (2 * took(rows * moved) + took(rows))
         return Cost(evaluations, seconds, steps * seconds / 3600, self.speed.extrapolated(batch * moved))
 
     def as_dict(self, batch: int = DEFAULT_BATCH, steps: int = DEFAULT_STEPS) -> dict[str, Any]:
-        """Numbers, texts and lists only, to be written as JSON; None where a number is not finite."""
-        said = {name: getattr(self, name) for name in ("verdict", "words", "code", "reasons", "warnings")}
+        """The report as values that JSON can hold; None where a number is not finite."""
+        texts = {name: getattr(self, name) for name in ("verdict", "words", "code", "reasons", "warnings")}
         costs = {estimator: asdict(cost) for estimator, cost in self.cost(batch, steps).items()}
-        everything = said | asdict(self) | {"cost": {"batch": batch, "steps": steps, **costs}}
+        everything = texts | asdict(self) | {"cost": {"batch": batch, "steps": steps, **costs}}
         return dict(json.loads(json.dumps(everything), parse_constant=lambda _: None))
 
     def text(self, batch: int = DEFAULT_BATCH, steps: int = DEFAULT_STEPS) -> str:
@@ -187,7 +187,7 @@ class Report(Findings):
 
 
 def _row_coupling(report: Report) -> str:
-    """Whether rows influence one another, and through what."""
+    """Part of the verdict: whether rows influence one another, and by what cause."""
     modules = [] if report.randomness is None else report.randomness.modules
     known = any("batch normalisation" in name for name in modules)
     cause = "batch normalisation in training mode" if known else "something goes over the whole batch"
@@ -195,7 +195,7 @@ def _row_coupling(report: Report) -> str:
 
 
 def _randomness(report: Report) -> str:
-    """What kind of noise there is."""
+    """Part of the verdict: the kind and size of the noise."""
     found = report.randomness
     if found is None or found.deterministic:
         return "" if found is None or found.moving else "deterministic"
@@ -214,7 +214,7 @@ def _randomness(report: Report) -> str:
 
 
 def _shape(report: Report) -> str:
-    """Whether outputs come in steps, are rough, or how smooth they are."""
+    """Part of the verdict: whether outputs are quantised or rough, or how smooth they are."""
     if report.rounding is not None and (report.rounding.quantised or report.rounding.rough):
         return f"quantised in steps of {report.rounding.largest_quantum:.2g}" if report.rounding.quantised else "rough"
     kinds = {"smooth": "smooth", "kinks": "with kinks", "jumps": "with jumps", "unclear": ""}
@@ -222,7 +222,7 @@ def _shape(report: Report) -> str:
 
 
 def _precision(report: Report) -> str:
-    """How finely the box computes, where that can be seen."""
+    """Part of the verdict: the precision of the box, where noise and quanta do not hide it."""
     found = report.rounding
     if found is None or found.quantised or (report.randomness is not None and not report.randomness.deterministic):
         return ""
@@ -230,7 +230,7 @@ def _precision(report: Report) -> str:
 
 
 def choose_noise(report: Report) -> Reasoned | None:
-    """The half-width of the noise, where it is more than the rounding that is assumed anyway."""
+    """The argument `noise` and its reason, if noise is larger than the rounding that BlackBox assumes anyway."""
     random, rounding = report.randomness, report.rounding
     if random is not None and not random.deterministic:
         return None if random.quiet_in_eval else (f"{random.noise:.2g}", "measured: 95 of 100 answers lie within it")
@@ -245,7 +245,7 @@ def choose_noise(report: Report) -> Reasoned | None:
 
 
 def recommend(report: Report) -> dict[str, Reasoned]:
-    """The arguments of BlackBox that this box needs."""
+    """The recommended arguments of BlackBox, each with its reason."""
     found, most = report.dependence, None if report.speed is None else report.speed.max_rows
     wanted: dict[str, Reasoned | None] = {"in_features": (str(report.in_features), "the width of its rows")}
     if report.out_features:
@@ -256,7 +256,7 @@ def recommend(report: Report) -> dict[str, Reasoned]:
     if found is not None and found.groups < found.inputs:
         value = '"auto"' if found.blocks is None else f"bondgrad.structure.Blocks({found.blocks[0]}, {found.blocks[1]})"
         wanted["structure"] = (value, f"{2 * found.groups:,} evaluations a row instead of {2 * found.inputs:,}")
-        # The search for structure asks for it; steps do not.
+        # The search for structure is given the noise; the default policy measures it by itself.
         wanted["noise"] = choose_noise(report) if found.blocks is None else None
     reason = "it takes one row at a time" if most == 1 else "it refuses calls with many more rows"
     if report.evaluator_given:
@@ -268,5 +268,6 @@ def recommend(report: Report) -> dict[str, Reasoned]:
 
 
 def _number_or_list(values: list[float]) -> str:
+    """Python code for the values: one number if all are equal, else a list."""
     texts = [repr(v) if math.isfinite(v) else f'float("{v}")' for v in values]
     return texts[0] if len(set(texts)) == 1 else f"[{', '.join(texts)}]"

@@ -1,7 +1,7 @@
-"""How finely the box computes: its noise floor, the precision that this indicates, and answers on a lattice.
+"""The precision of a box: the floor of its rounding, the arithmetic that this indicates, and outputs on a lattice.
 
-The floor is found as in ECNoise: along a line of equally spaced points, high differences of a smooth function vanish,
-and what is left is noise.
+The floor is found as in ECNoise: along a line of equally spaced points, differences of high order vanish for a smooth
+function, and what is left is noise.
 
 References:
     J. Moré and S. Wild, "Estimating computational noise", SIAM Journal on Scientific Computing, 2011.
@@ -22,41 +22,42 @@ from bondgrad.probing._facts import SEVERAL_ROWS, Facts
 
 @dataclass(frozen=True)
 class RoundingSettings:
-    """The lines along which rounding is looked at, and what is concluded from it."""
+    """The lines along which rounding is measured, and the thresholds of the findings."""
 
-    lines: int = 6
-    points: int = 16  # of a line
-    orders: tuple[int, ...] = (5, 6, 7)  # of the differences: smooth functions vanish from them, and some points remain
-    spacings: tuple[int, ...] = (-20, -16, -12, -8)  # of the points, powers of two: from near a unit of float32 upwards
-    fine_spacings: tuple[int, ...] = (-48, -40, -32, -24)  # which float64 has room for, too
-    agreement: float = 4.0  # the factor within which estimates of the floor must agree: ECNoise's own
-    still: float = 0.2  # this share of neighbours on a short line has the same answer, where arithmetic is coarse
-    off_the_sample: int = 32  # points between typical rows, to see whether a lattice is only that of the rows
-    lattice_values: int = 4  # different values that a lattice must have
-    type_values: int = 24  # different values, other than zero, that tell which type holds them
-    coarse: float = 32.0  # a floor of more rounding units of the answers' type has another cause than that type
+    lines: int = 6  # most lines, each near a typical row
+    points: int = 16  # points of a line
+    orders: tuple[int, ...] = (5, 6, 7)  # orders of the differences: high enough for smooth functions to vanish
+    spacings: tuple[int, ...] = (-20, -16, -12, -8)  # spacings of points, as powers of two of the size of the inputs
+    fine_spacings: tuple[int, ...] = (-48, -40, -32, -24)  # further spacings if inputs are float64
+    agreement: float = 4.0  # factor within which estimates of the floor must agree, as in ECNoise
+    still: float = 0.2  # least share of neighbours with equal outputs, on a short line, if arithmetic is coarse
+    off_the_sample: int = 32  # points between typical rows, where outputs must lie on the same lattice
+    lattice_values: int = 4  # least number of different values of a lattice
+    type_values: int = 24  # least number of different values, other than zero, to tell the type that holds them
+    coarse: float = 32.0  # a floor of more rounding units of the outputs' type has another cause than that type
 
 
 SETTINGS = RoundingSettings()
 TYPE_NAMES = ("float64", "float32", "float16", "bfloat16")
 FLOAT_TYPES = tuple(getattr(torch, name) for name in TYPE_NAMES)
-LARGEST_FLOORS = (3e-12, 2e-5, 7e-4, 2e-2)  # the largest that each of these types leaves in a network
-PRECISION_NAMES = ("float64", "float32", "TF32 or float16", "bfloat16", "coarser than bfloat16")  # above which floors
+LARGEST_FLOORS = (3e-12, 2e-5, 7e-4, 2e-2)  # the largest floor that each of these types causes in a network
+# Arithmetic that explains a floor up to each of LARGEST_FLOORS, and a name for floors above all of them.
+PRECISION_NAMES = ("float64", "float32", "TF32 or float16", "bfloat16", "coarser than bfloat16")
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """How finely the box computes, and whether its answers lie on a lattice."""
+    """The precision with which the box computes, and whether its outputs lie on a lattice."""
 
-    floor: float  # standard deviation of the rounding, over the size of the outputs
-    precision: str  # what that looks like
-    rough: bool  # whether the floor is not that of coarse arithmetic
-    returned: str  # the type of the answers
-    quantum: list[float | None]  # of every output: its answers are multiples of this apart. None: no lattice
-    half_width: float  # of what rounds the answers more than their type does; zero: nothing does
-    largest_quantum: float  # over the outputs; zero: there is no lattice
-    shortcut: float | None = None  # floor with autocast and TF32 as set around the probe, where that is another
-    shortcut_change: float = 0.0  # what those settings change in the answers, over their size
+    floor: float  # standard deviation of the rounding, relative to the size of the outputs
+    precision: str  # arithmetic that would explain the floor
+    rough: bool  # whether the floor is roughness of the function, and not due to coarse arithmetic
+    returned: str  # type of the outputs
+    quantum: list[float | None]  # by output: its values differ by multiples of this. None: no lattice
+    half_width: float  # half-width of rounding that is coarser than that of the outputs' type; zero: there is none
+    largest_quantum: float  # largest quantum of any output; zero: there is no lattice
+    shortcut: float | None = None  # floor with autocast and TF32 as set around the probe. None: no change found
+    shortcut_change: float = 0.0  # root mean square change of the outputs by those settings, relative to their size
 
     @property
     def quantised(self) -> bool:
@@ -83,13 +84,13 @@ class Rounding:
 
 
 def measure_rounding(sampler: Sampler, facts: Facts, generator: torch.Generator) -> Rounding:
-    """The floor, for a box without other noise; lattices, for any; and what the settings around the probe change."""
+    """Measure lattices; for a box without noise, also the floor, and the effect of the settings around the probe."""
     between = torch.rand(SETTINGS.off_the_sample, 1, dtype=torch.float64, generator=generator)
     one, other = (facts.choose(SETTINGS.off_the_sample, generator) for _ in range(2))
     seen = torch.cat((facts.y, sampler.ask(torch.lerp(sampler.x[one], sampler.x[other], between), one)))  # [n, d_out]
     unit = 4 * facts.unit * facts.scale
     quantum = [_lattice(y, u) for y, u in zip(seen.T, unit.tolist(), strict=True)]
-    # A floor cannot be seen below noise, nor between the steps of a lattice.
+    # Noise and lattices hide the floor.
     hidden = facts.noisy or any(q is not None for q in quantum)
     floor, rough = (0.0, False) if hidden else _noise_floor(sampler, facts, generator)
     returned = bisect.bisect_left([torch.finfo(dtype).eps for dtype in FLOAT_TYPES], facts.unit)
@@ -105,7 +106,7 @@ def measure_rounding(sampler: Sampler, facts: Facts, generator: torch.Generator)
 
 
 def _with_shortcut(sampler: Sampler, facts: Facts, found: Rounding, generator: torch.Generator) -> Rounding:
-    """What was found, and what changes with autocast and TF32 as they are set around the probe."""
+    """The finding, with the effect of autocast and TF32 as they are set around the probe added."""
     facts = facts.with_finding("rounding", found)
     rows = facts.usable[: max(SEVERAL_ROWS, sampler.caller.smallest)]
 
@@ -125,26 +126,26 @@ def _with_shortcut(sampler: Sampler, facts: Facts, found: Rounding, generator: t
 
 
 def _noise_floor(sampler: Sampler, facts: Facts, generator: torch.Generator) -> tuple[float, bool]:
-    """The standard deviation of the box's rounding, over the size of its outputs; zero: none is seen.
+    """The standard deviation of rounding, relative to the size of the outputs, and whether it is roughness instead.
 
-    Also returns whether it is roughness of another kind. Coarse arithmetic often gives the same answer at points that
-    are much closer together than it can tell apart.
+    It is zero if there is no sign of rounding. Coarse arithmetic often gives equal outputs at points that are closer
+    together than its resolution; roughness does not.
     """
     powers = (*(SETTINGS.fine_spacings if sampler.dtype == torch.float64 else ()), *SETTINGS.spacings)
     rows = facts.choose(sampler.affordable_count(SETTINGS.lines, len(powers) * SETTINGS.points, 1 / 3), generator)
     points = _lines(sampler, sampler.x[rows], powers, generator)  # [lines, spacings, points, d]
-    points = points[:, (sampler.realise(points) == points).all(3).all(2).all(0)]  # with room within the limits
-    if points.shape[1] < 2:  # one spacing alone could not be told from a bend
+    points = points[:, (sampler.realise(points) == points).all((0, 2, 3))]  # spacings within the limits
+    if points.shape[1] < 2:  # with one spacing, curvature looks like noise
         return 0.0, False
     y = sampler.ask(points, rows) / facts.positive_scale
     orders = torch.stack([noise_from_repeats(y, 2, n, (2, 3)).median(0).values for n in SETTINGS.orders])
     flat = orders.amax(0) <= SETTINGS.agreement * orders.amin(0)  # [spacings]
-    # Rounding is the same whatever the spacing, kinks and bends are not. Coarse arithmetic shows at wide spacings only:
-    # between two of its steps nothing changes at all.
+    # Rounding does not depend on the spacing; the effect of kinks and curvature does. Coarse arithmetic shows at wide
+    # spacings only: points closer than its resolution have equal outputs.
     estimates = orders[1]
     pairs = estimates.unfold(0, 2, 1)  # [spacings - 1, 2]
     agreed = (pairs[:, 0] > 0) & (pairs.amax(1) <= SETTINGS.agreement * pairs.amin(1)) & flat[:-1] & flat[1:]
-    floors = pairs[agreed].amax(1).sort(descending=True).values if bool(agreed.any()) else estimates[estimates > 0]
+    floors = pairs[agreed].amax().view(1) if bool(agreed.any()) else estimates[estimates > 0]
     floor = float(floors[0]) if len(floors) else 0.0
     length = ((points[:, :, -1] - points[:, :, 0]).abs() / sampler.spread).amax((0, 2))  # [spacings]
     still = (y.diff(dim=2) == 0).double().mean((0, 2, 3))[8 * length < floor]
@@ -152,10 +153,10 @@ def _noise_floor(sampler: Sampler, facts: Facts, generator: torch.Generator) -> 
 
 
 def _lines(sampler: Sampler, start: Tensor, powers: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """[lines, spacings, points, d] from near start [lines, d], exactly equally spaced even after rounding."""
+    """Points [lines, spacings, points, d] on lines near start [lines, d], exactly equally spaced after rounding."""
     n, start = SETTINGS.points, start[:, None]
     size = torch.maximum(start.abs(), sampler.spread).log2().ceil().exp2()
-    step = size * start.new_tensor(powers).exp2()[:, None]  # [lines, spacings, d]: coordinates are multiples of them
+    step = size * start.new_tensor(powers).exp2()[:, None]  # [lines, spacings, d] points are multiples of these
     up = torch.randint(2, step.shape, generator=generator).bool()
     first, last = start - (n - 1) / 2 * step, start + (n - 1) / 2 * step
     first = first + (sampler.low + step - first).clamp_min(0) - (last + step - sampler.high).clamp_min(0)
@@ -164,31 +165,31 @@ def _lines(sampler: Sampler, start: Tensor, powers: tuple[int, ...], generator: 
 
 
 def precision_of(floor: float, coarsest: int = 0) -> str:
-    """The arithmetic that leaves such a floor, in answers that fit into the type of that number."""
+    """The name of the finest arithmetic that explains the floor, no finer than the type with the number `coarsest`."""
     return PRECISION_NAMES[max(coarsest, bisect.bisect_left(LARGEST_FLOORS, floor))]
 
 
 def _coarsest_type(y: Tensor) -> int:
-    """The number of the coarsest floating-point type that holds all of y [n, d_out] exactly; zero: too few to tell."""
+    """The number in FLOAT_TYPES of the coarsest type that holds all of y [n, d_out] exactly; zero: too few values."""
     y = y[torch.isfinite(y) & (y != 0)]
     holds = [n for n, dtype in enumerate(FLOAT_TYPES) if bool((y.to(dtype).double() == y).all())]
     return holds[-1] if len(torch.unique(y)) >= SETTINGS.type_values else 0
 
 
 def _lattice(y: Tensor, rounding: float) -> float | None:
-    """The quantum of which all differences between values y [n] are multiples, if there is one that shows."""
+    """The quantum of which all differences between values y [n] are multiples; None: no clear lattice."""
     y, tiny = y[torch.isfinite(y)].sort().values, max(rounding, 1e-300)
     gaps = y.diff()[y.diff() > tiny]
-    values = len(gaps) + 1  # that are different
+    values = len(gaps) + 1  # number of different values
     if values < SETTINGS.lattice_values or len(y) < 4 * SETTINGS.lattice_values:
         return None
-    for part in (1, 2, 3):  # two neighbours of the lattice may be missing
+    for part in (1, 2, 3):  # up to two values may be missing between neighbours
         quantum = float(gaps.min()) / part
-        for _ in range(3):  # refined by the gaps that are small enough to be counted, then by all
+        for _ in range(3):  # least squares, repeated as counts of large gaps become exact
             counts = (gaps / quantum).round()
             quantum = float((gaps * counts).sum() / counts.square().sum())
         place = (y - y[0]) / quantum
-        # Values that happen to be close together make a fine lattice on which anything lies.
+        # Two values that are close by chance give a quantum so fine that any values seem to be multiples.
         crowded = float(place[-1]) <= 64 * values
         if crowded and quantum > 5 * tiny and bool(((place - place.round()).abs() < 0.05 + rounding / quantum).all()):
             return quantum

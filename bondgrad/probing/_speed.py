@@ -1,4 +1,4 @@
-"""How fast the box answers, and whether many rows at once help."""
+"""The time of calls, and whether large calls are faster per row."""
 
 import itertools
 import statistics
@@ -13,13 +13,13 @@ from bondgrad.probing._number_format import duration
 
 @dataclass(frozen=True)
 class SpeedSettings:
-    """Which calls are timed, and what is concluded from them."""
+    """The calls that are timed, and the thresholds of the findings."""
 
-    sizes: tuple[int, ...] = (1, 8, 64, 512, 4096)  # rows of the calls: equal factors, up to what training asks for
+    sizes: tuple[int, ...] = (1, 8, 64, 512, 4096)  # rows of the calls, up to what training needs
     repeats: int = 3  # calls of each size, of which the median counts
-    share: float = 0.1  # of the evaluations, and of the time, that may go into this: the other measurements need more
-    linear: float = 0.7  # the share of a call's growth from which on its time grows with its rows, one after the other
-    gain: float = 3.0  # times faster per row: so much makes large calls worth their while even where time grows
+    share: float = 0.1  # part of the evaluations and of the time left that this measurement may take
+    linear: float = 0.7  # part of proportional growth from which on the time counts as growing with the rows
+    gain: float = 3.0  # large calls help if they are so many times faster per row, even if time grows with the rows
 
 
 SETTINGS = SpeedSettings()
@@ -27,15 +27,15 @@ SETTINGS = SpeedSettings()
 
 @dataclass(frozen=True)
 class Speed:
-    """How long calls take, by their rows, and how many rows the box takes in one."""
+    """The time of calls by their number of rows, and the most rows that the box takes in a call."""
 
-    latency: float  # seconds of a call with one row (or with as few as it takes)
-    batches: dict[int, float]  # rows of a call: its seconds, small calls first
-    max_rows: int | None  # that it takes in a call. None: no call was too large
+    latency: float  # seconds of a call with one row, or with as few rows as the box takes
+    batches: dict[int, float]  # seconds of a call by its number of rows, small calls first
+    max_rows: int | None  # most rows that the box takes in a call. None: no call was too large
 
     @property
     def vectorised(self) -> bool | None:
-        """Whether rows are worked on together. None: that cannot be told, or it is something between."""
+        """Whether the rows of a call are computed together. None: unknown, or partly so."""
         if self.max_rows == 1:
             return False
         if len(self.batches) == 1 or max(self.batches) < 8:
@@ -47,7 +47,7 @@ class Speed:
         return False if per_row[0] < SETTINGS.gain * min(per_row) else None
 
     def seconds(self, rows: int) -> float:
-        """Estimate for that many rows, in one call, or in as few as it takes; beyond what was tried, extrapolated."""
+        """Estimated seconds for `rows` rows, in as few calls as possible; extrapolated beyond the calls timed."""
         if self.max_rows is not None and rows > self.max_rows:
             whole, rest = divmod(rows, self.max_rows)
             return whole * self.seconds(self.max_rows) + (self.seconds(rest) if rest else 0.0)
@@ -57,7 +57,7 @@ class Speed:
         return max(t0, t0 + (t1 - t0) * (rows - n0) / (n1 - n0))
 
     def extrapolated(self, rows: int) -> bool:
-        """Whether an estimate for that many rows goes beyond what was tried."""
+        """Whether an estimate for `rows` rows needs calls with more rows than any that was timed."""
         return min(rows, self.max_rows or rows) > max(self.batches)
 
     @property
@@ -79,7 +79,7 @@ class Speed:
 
 
 def measure_speed(sampler: Sampler, facts: Facts, generator: torch.Generator) -> Speed:
-    """Time calls of growing size, as long as that takes a modest part of the budget."""
+    """Time calls of growing size, within a share of the budget."""
     caller = sampler.caller
     allowed = sampler.evaluations + int(SETTINGS.share * sampler.affordable)
     end = sampler.elapsed + SETTINGS.share * sampler.time_left
@@ -87,7 +87,7 @@ def measure_speed(sampler: Sampler, facts: Facts, generator: torch.Generator) ->
     for n in sizes * SETTINGS.repeats:
         in_time = sampler.elapsed + caller.seconds_per_call + n * caller.seconds_per_row <= end
         fits = in_time and sampler.evaluations + n <= allowed and (caller.refused is None or n < caller.refused)
-        if fits and not sampler.time_rows(facts.choose(n, generator)):  # these rows work: it fails for its size
+        if fits and not sampler.time_rows(facts.choose(n, generator)):  # usable rows: the call was too large
             caller.refused = n
     if not caller.times:
         raise BudgetExceeded("the time left does not reach")
