@@ -3,8 +3,9 @@
     git worktree add build/before COMMIT
     python benchmarks/compare_commits.py build/before
 
-Lines of code are those that are neither docstrings, comments nor blank. Times are medians of the ratio of the new to
-the old time of a step through the demo's box, one thread, with two processes that take turns.
+Lines of code are those that are neither docstrings, comments nor blank. Times are ratios of the new to the old time of
+a step through the demo's box, one thread, in two processes that take turns. A process is faster or slower by some per
+cent for as long as it lives, so the median over several pairs of processes is printed, with the least and the largest.
 """
 
 import ast
@@ -19,7 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 TOOLS = ("data", "networks", "reservoirs", "experiments", "report", "cli.py")
-ROUNDS, STEPS = 60, 20
+PAIRS, ROUNDS, STEPS = 9, 20, 20
 NOT_CODE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 STEP = """
 import json, sys, time
@@ -83,13 +84,8 @@ def lines_by_room(checkout: Path) -> Counter[str]:
     return rooms
 
 
-def main() -> None:
-    """Count, measure, print."""
-    checkouts = [Path(sys.argv[1]).resolve(), ROOT]
-    before, after = map(lines_by_room, checkouts)
-    for room in sorted(before | after):
-        print(f"{room:16} {before[room]:6} {after[room]:6}")
-    print(f"{'all':16} {before.total():6} {after.total():6}")
+def step_ratios(checkouts: list[Path]) -> dict[str, float]:
+    """The new time of a step over the old one by policy, in two fresh processes that take turns."""
     commands = [[sys.executable, "-c", STEP, str(checkout), str(STEPS)] for checkout in checkouts]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     processes = [subprocess.Popen(command, **pipes) for command in commands]  # type: ignore[call-overload]
@@ -103,8 +99,21 @@ def main() -> None:
             ratios.setdefault(name, []).append(times[1][name] / times[0][name])
     for process in processes:
         process.communicate()
-    for name, found in ratios.items():
-        print(f"a step with {name:10} takes {statistics.median(found):.3f} times as long as before")
+    return {name: statistics.median(found) for name, found in ratios.items()}
+
+
+def main() -> None:
+    """Count, measure, print."""
+    checkouts = [Path(sys.argv[1]).resolve(), ROOT]
+    before, after = map(lines_by_room, checkouts)
+    for room in sorted(before | after):
+        print(f"{room:16} {before[room]:6} {after[room]:6}")
+    print(f"{'all':16} {before.total():6} {after.total():6}")
+    pairs = [step_ratios(checkouts) for _ in range(PAIRS)]
+    for name in pairs[0]:
+        low, *_, high = found = sorted(pair[name] for pair in pairs)
+        middle = statistics.median(found)
+        print(f"a step with {name:10} takes {middle:.3f} times as long as before ({low:.3f} to {high:.3f})")
 
 
 if __name__ == "__main__":
