@@ -81,6 +81,15 @@ def test_where_one_end_fails_a_slope_is_not_sound_and_the_other_end_is_used():
     assert float(trial.slopes[0]) == pytest.approx((math.sqrt(1.375) - math.sqrt(0.625)) / 0.75)
 
 
+@pytest.mark.parametrize("later", [math.nan, 1e30])
+def test_noise_that_cannot_be_told_is_none(later):
+    """The square of the difference of answers is not finite, or there is no answer."""
+    answers = iter([0.0] * 1 + [later] * 100)
+    layer = BlackBox(lambda x: torch.full_like(x, next(answers)), 2, 2)
+    _, _, rows = trial_rows(layer, torch.randn(8, 2), torch.ones(8, 2))
+    assert float(RowSubset(rows, 8).noise()) == 0
+
+
 def test_steps_reach_no_further_than_a_quarter_of_what_limits_leave():
     x = torch.tensor([[-1.0, 0.0], [1.0, 0.0], [-1.0, 8.0], [1.0, 8.0]])
     _, _, rows = trial_rows(BlackBox(square, 2, limits=((-1, -50), (1, 50))), x, torch.ones(4, 2))

@@ -145,6 +145,7 @@ def test_an_echo_that_comes_late():
         ((5, 5, 20), 20, 3, (5, 3, 20)),  # once is not enough
         ((5, 3, 20), 20, 2, (3, 2, 20)),
         ((5, 4, 20), 20, 4, (5, 4, 20)),  # and a little shorter is not worth a change
+        ((8, 6, 20), 20, 6, (8, 6, 20)),  # nor is three quarters
         ((5, 5, 20), 4, 4, (5, 5, 20)),  # too short a sequence
         ((5, 5, 20), 10, 7, (7, 7, 20)),
         ((5, 5, 20), 30, 4, (4, 4, 30)),  # a longer one says more

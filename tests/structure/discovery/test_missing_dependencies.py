@@ -61,7 +61,7 @@ def test_what_is_missing_is_found_input_by_input(whole):
         y[..., 0] += points[..., 3]
         return y
 
-    found, batch, _ = check_of(fn, torch.eye(4).bool(), n=16, whole=whole)
+    found, batch, points = check_of(fn, torch.eye(4).bool(), n=16, whole=whole)
     expected = torch.zeros(4, 4).bool()
     expected[0, 3] = True
     assert torch.equal(found, expected)
@@ -69,6 +69,7 @@ def test_what_is_missing_is_found_input_by_input(whole):
         rest = batch.evaluations - 3 * 16 - 2 * 4
         assert rest % 32 == 0
         assert 0 < rest <= 16 * 32
+        assert sum(part.shape[:3] == (1, 4, 2) for part in points) == 1
 
 
 @pytest.mark.parametrize("noise", [0.05, 1.0])
