@@ -4,7 +4,7 @@ from bondgrad import baselines, estimators, evaluators, policies, structure
 from bondgrad._version import __version__
 from bondgrad.box import BlackBox
 from bondgrad.checking import Check, check
-from bondgrad.errors import BoxError
+from bondgrad.errors import BoxError, EvaluationLimitError
 from bondgrad.estimators import Central, Forward, Simultaneous
 from bondgrad.metrics import TensorBoard, sign_accuracy
 from bondgrad.probing import Report, probe
@@ -17,6 +17,7 @@ __all__ = [
     "BoxError",
     "Central",
     "Check",
+    "EvaluationLimitError",
     "Forward",
     "GraphedStep",
     "Report",

@@ -1,6 +1,5 @@
 """BlackBox: the layer."""
 
-import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -9,16 +8,18 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from bondgrad.calling._elsewhere import chosen_box
 from bondgrad.calling._function import RowFunction
 from bondgrad.calling._inputs import Limits, check_callable, check_input, context_rows
 from bondgrad.calling._memory import ExplicitState, find_memory
 from bondgrad.calling._modules import freeze
 from bondgrad.errors import BoxError, checked_noise, chosen, positive_int
 from bondgrad.estimators import Central, Estimator, Forward, Simultaneous
-from bondgrad.evaluators import Driver, Evaluator, Local
+from bondgrad.evaluators import Driver, Evaluator, Local, Progress
 from bondgrad.policies import Bond, Calibrated, MeasuringPolicy, Policy
+from bondgrad.step._ahead import check_eager, check_seed
+from bondgrad.step._capturable import CapturableLayer
 from bondgrad.step._health import HealthMonitor
-from bondgrad.step._layer import Layer
 from bondgrad.step._records import Step
 from bondgrad.step._state import PolicyState
 from bondgrad.step._stats import Stats
@@ -35,7 +36,7 @@ ESTIMATORS: dict[str, Callable[[], Estimator]] = {"central": Central, "forward":
 POLICIES: dict[str, Callable[[], Policy]] = {"bond": Bond, "calibrated": Calibrated}
 
 
-class BlackBox(Layer):
+class BlackBox(CapturableLayer):
     """A layer around a function that has no gradient.
 
     The forward pass calls the function once on the batch (on sequences, with a state, in a few pieces). The backward
@@ -46,7 +47,8 @@ class BlackBox(Layer):
     Args:
         fn: Maps rows to rows, [N, in_features] -> [N, out_features], as torch tensors or as numpy arrays; after x it is
             given the rows of any `context`, and if it has a parameter `seed`, a number, the same for both ends of a
-            move. An nn.Module is registered, frozen (`requires_grad_(False)`) and kept in eval mode.
+            move. An nn.Module is registered, frozen (`requires_grad_(False)`) and kept in eval mode. None: the box
+            belongs to the evaluator.
         in_features: Width of x.
         out_features: Width of the answer. None: learnt from the first call.
         estimator: "central" (BOND), "forward", "simultaneous" (BONDS), or an instance from `bondgrad.estimators`.
@@ -65,10 +67,16 @@ class BlackBox(Layer):
             was. Evaluation mode has a state of its own, which is reset whenever that mode is entered. An fn with
             methods `snapshot()` and `restore(snapshot)` keeps its own state, and is recognised.
         evaluator: Where rows are evaluated. None: `evaluators.Local()`, in this process.
-        on_failure: When a perturbed row comes back non-finite: "degrade" uses what is left (the other side of the pair,
-            or nothing: a zero) for its entry of the gradient and warns once, on an accelerator when `stats` is read;
-            "raise" raises `BoxError`.
-        eager: Not supported yet, leave False.
+        on_failure: When no finite output came for a row, after all `retries` of the evaluator: "degrade" goes on, and
+            warns once, on an accelerator when `stats` is read. A perturbed row is left out of the gradient, for which
+            the other end of its pair may be left. A row of the forward pass has the mean of the outputs instead and
+            no gradient, in evaluation NaN; `last_ok` says which rows these are. "raise" raises `BoxError`. A mistake
+            in the code (TypeError, NameError, AttributeError, a wrong shape), and a request to which there is no
+            answer at all, raise `BoxError` in any case.
+        eager: Make the evaluations of a gradient in the forward pass of a training step: with `Local` in the same call
+            as the rows themselves, so that a box with a cost per call is called once a step; with other evaluators
+            beside the rest of the network. For boxes whose calls are slow: what is evaluated for a gradient that is
+            never asked for is wasted, and counted in `stats.wasted`. A step that has more to measure is as without.
         full_precision: Run the function with autocast, TF32 and other shortcuts of float32 switched off, since they
             round away the differences that a gradient is made of. False: with the settings that hold around the layer.
         process_group: The processes that train this model together, whose policies are to learn as one. None: those of
@@ -83,7 +91,7 @@ class BlackBox(Layer):
 
     def __init__(
         self,
-        fn: Callable[..., Any],
+        fn: Callable[..., Any] | None,
         in_features: int,
         out_features: int | None = None,
         *,
@@ -101,9 +109,9 @@ class BlackBox(Layer):
         seed: int | None = None,
     ) -> None:
         super().__init__()
+        self.progress = Progress()
+        fn = chosen_box(fn, evaluator, state)
         check_callable(fn)
-        if eager:
-            raise ValueError("eager is not supported yet: leave it out")
         if on_failure not in ("degrade", "raise"):
             raise ValueError(f"on_failure must be 'degrade' or 'raise', got {on_failure!r}")
         self.in_features = positive_int("in_features", in_features)
@@ -120,9 +128,11 @@ class BlackBox(Layer):
         form = self.memory.form if isinstance(self.memory, ExplicitState) else None
         width = width or self.structure.width(self.in_features)
         self.function = RowFunction(fn, width, self.in_features if self.structure.in_time else None, form)
-        self._warn_of_seed(self.estimator, stacklevel=3)
+        check_seed(self.function, self.estimator, stacklevel=3)
+        check_eager(eager, self.memory, self.estimator, self.function)
+        self.eager = bool(eager)
         self.fn = fn
-        self.policy_state = PolicyState(self.policy, self.in_features, seed, process_group)
+        self.policy_state = PolicyState(self.policy, self.in_features, seed, process_group, self.progress)
 
     # ---- forward
 
@@ -212,19 +222,11 @@ class BlackBox(Layer):
     @estimator.setter
     def estimator(self, estimator: str | Estimator) -> None:
         another: Estimator = chosen("estimator", estimator, ESTIMATORS, Estimator)
-        self._warn_of_seed(another, stacklevel=4)
+        check_eager(self.eager, self.memory, another, self.function)
+        check_seed(self.function, another, stacklevel=4)
         self._estimator = another
         if isinstance(self.policy, MeasuringPolicy):
             self._forget()
-
-    def _warn_of_seed(self, estimator: Estimator, stacklevel: int) -> None:
-        """Warn where the noise of a box that takes a seed does not cancel."""
-        if self.function.seed_position is not None and estimator.shared_base:
-            warnings.warn(
-                "fn takes a seed, but estimator='forward' compares with the answer of the forward pass, which has "
-                "other random numbers: their noise does not cancel. Use estimator='central'.",
-                stacklevel=stacklevel,
-            )
 
     @property
     def evaluator(self) -> Evaluator:
@@ -233,9 +235,7 @@ class BlackBox(Layer):
 
     @evaluator.setter
     def evaluator(self, evaluator: Evaluator | None) -> None:
-        evaluator = Local() if evaluator is None else evaluator
-        before: Driver | None = vars(self).get("driver")
-        self.driver = Driver(evaluator, 0 if before is None else before.requests)
+        self.driver = Driver(Local() if evaluator is None else evaluator, self.progress)
 
     def _forget(self) -> None:
         """Return the policy to its initial state: it has learnt about another box, or for another estimator."""
@@ -246,7 +246,16 @@ class BlackBox(Layer):
     @property
     def stats(self) -> Stats:
         """Counters since construction and the last perturbations. They are not saved with the model."""
-        return self.trace.stats(self.function, self.health.last)
+        return self.trace.stats(self.function, self.driver.record, self.health.last)
+
+    @property
+    def last_ok(self) -> Tensor | None:
+        """Which rows [B] of the last forward pass the box answered; B counts all rows of x, or all sequences.
+
+        A row that it did not answer has an output that stands for it, and no gradient: a loss may leave it out. None
+        before the first forward pass. On an accelerator, rows that are not finite are not looked for.
+        """
+        return self.trace.last_ok
 
     def standard_error(self, step: Step) -> Tensor:
         """The standard deviation, by noise, of each entry of the gradient that a step hook was just given.

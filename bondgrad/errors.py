@@ -8,9 +8,13 @@ import operator
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import torch
+
 T = TypeVar("T")
 
-__all__ = ["BoxError"]
+__all__ = ["BoxError", "EvaluationLimitError"]
+
+MISTAKES = (TypeError, NameError, AttributeError)  # errors of code that is wrong, which trying again does not mend
 
 
 class BoxError(RuntimeError):
@@ -20,10 +24,68 @@ class BoxError(RuntimeError):
     """
 
 
+class EvaluationLimitError(BoxError):
+    """The next evaluations would be more than `max_evaluations` of the evaluator allows. They were not made."""
+
+
+class RequestCancelled(Exception):  # noqa: N818 - it is no error
+    """The answer to a request is not needed any more; `rows` of its evaluations were made."""
+
+    def __init__(self, rows: int, calls: tuple[Any, ...] = ()) -> None:
+        super().__init__(rows)
+        self.rows, self.calls = rows, calls
+
+
+class RemoteError(Exception):
+    """The cause of an error that was raised elsewhere, in another process or on another machine.
+
+    Args:
+        kind: The name of its type.
+        text: Its message and traceback, as they were there.
+        mistake: Whether it is one of `MISTAKES`.
+    """
+
+    def __init__(self, kind: str, text: str, mistake: bool = False) -> None:
+        super().__init__(text)
+        self.kind, self.mistake = kind, mistake
+
+    def __reduce__(self) -> Any:  # noqa: ANN401
+        return RemoteError, (self.kind, str(self), self.mistake)
+
+
+def is_mistake(error: BaseException) -> bool:
+    """Whether an error of a box says that code is wrong, the box's or an answer's form, so that it must be raised."""
+    cause = error.__cause__
+    if isinstance(cause, RemoteError):
+        return cause.mistake
+    return isinstance(error, EvaluationLimitError) or cause is None or isinstance(cause, MISTAKES)
+
+
+def kind_of(error: BaseException) -> str:
+    """The name of the type of what a box raised."""
+    cause = error.__cause__
+    return cause.kind if isinstance(cause, RemoteError) else type(cause or error).__name__
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that memory ran out, on the CPU or on an accelerator."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    text = str(error)
+    return isinstance(error, RuntimeError) and ("not enough memory" in text or "out of memory" in text)
+
+
 def positive_int(name: str, value: Any) -> int:  # noqa: ANN401
     """The value as an int, if it is a whole number of at least one."""
     if (number := _whole(value)) < 1:
         raise ValueError(f"{name} must be a positive integer, got {value!r}")
+    return number
+
+
+def not_negative_int(name: str, value: Any) -> int:  # noqa: ANN401
+    """The value as an int, if it is a whole number of at least zero."""
+    if (number := _whole(value)) < 0:
+        raise ValueError(f"{name} must be zero or a positive integer, got {value!r}")
     return number
 
 

@@ -12,6 +12,7 @@ from bondgrad.errors import positive_int
 if TYPE_CHECKING:
     from bondgrad.box import BlackBox
     from bondgrad.step._records import Step
+    from bondgrad.step._stats import Stats
 
 
 def sign_accuracy(g: Tensor, reference: Tensor) -> Tensor:
@@ -53,6 +54,9 @@ class Writer(Protocol):
 class TensorBoard:
     """A step hook that writes the statistics of a box, and on request its sign accuracy.
 
+    Rows on which the box raised an error are written by its type, as `errors/TYPE`. Where there are several workers,
+    `worker_0/rows` and the like say what each has done.
+
     Args:
         writer: A SummaryWriter.
         tag: Prefix of the names written.
@@ -80,7 +84,8 @@ class TensorBoard:
         """Write the numbers of every `every`-th step."""
         if self._step % self.every == 0:
             stats = box.stats
-            values = {name: getattr(stats, name) for name in ("calls", "evaluations", "failures", "seconds")}
+            counted = ("calls", "evaluations", "failures", "seconds", "retried", "wasted")
+            values = {name: getattr(stats, name) for name in counted} | _by_kind_and_worker(stats)
             values |= {name: float(getattr(stats, name).mean()) for name in ("lower", "upper", "step")}
             if stats.health is not None:
                 values |= {name: float(value) for name, value in stats.health._asdict().items()}
@@ -89,3 +94,14 @@ class TensorBoard:
             for name, value in values.items():
                 self.writer.add_scalar(f"{self.tag}/{name}", value, self._step)
         self._step += 1
+
+
+def _by_kind_and_worker(stats: "Stats") -> dict[str, float]:
+    """Errors by their type, and what each worker has done, where there are several."""
+    values: dict[str, float] = {f"errors/{kind}": rows for kind, rows in stats.errors.items()}
+    for worker in stats.workers if len(stats.workers) > 1 else ():
+        median, _, highest = worker.latency
+        numbers = {"rows": worker.rows, "busy": worker.busy, "failures": worker.failures}
+        numbers |= {"latency_median": median, "latency_0.99": highest}
+        values |= {f"worker_{worker.worker}/{name}": number for name, number in numbers.items()}
+    return values

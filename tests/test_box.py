@@ -227,7 +227,10 @@ def test_stats_count_calls_evaluations_and_steps():
     gradient(layer, torch.zeros(5, 3), torch.ones(5, 2))
     stats = layer.stats
     assert stats.evaluations == 5 + 5 * 6
-    assert stats.calls == 1 + 5  # ten rows hold one row's six points, so five requests
+    assert stats.calls == 1 + 3  # thirty points, ten at a time
+    assert layer.progress.requests == 1 + 1
+    assert (stats.retried, stats.wasted, stats.recorded, stats.errors, stats.tracebacks) == (0, 0, 0, {}, {})
+    assert [(worker.worker, worker.rows, worker.failures) for worker in stats.workers] == [(0, 35, 0)]
     assert stats.seconds > 0
     assert stats.step.tolist() == stats.lower.tolist() == stats.upper.tolist() == [0.25] * 3
 

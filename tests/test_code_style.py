@@ -27,6 +27,8 @@ FOREIGN = {
     "_buffers": "of nn.Module, likewise",
     "_foreach_copy_": "many small copies in one call",
     "_BatchNorm": "the common class of batch normalisation in all dimensions",
+    "_version": "of a tensor: whether it was written to",
+    "_Popen": "of multiprocessing's processes: how they are started",
     "_exit": "the only way to end a forked process without the work of its parent",
     "_DropoutNd": "the common class of dropout in all dimensions",
 }

@@ -197,6 +197,7 @@ def test_after_an_exception_training_goes_on_bit_for_bit(device, where, error):
 
     def fn(x: torch.Tensor):
         if len(x) in trouble:
+            trouble.append(1)  # nor does it answer single rows of these
             raise error("the device is busy")
         return torch.sin(x)
 
@@ -220,9 +221,10 @@ def test_after_an_exception_training_goes_on_bit_for_bit(device, where, error):
             with pytest.raises(BoxError if error is RuntimeError else error, match="the device is busy"):
                 step(interrupted, x)
             trouble.clear()
-            assert same_state(interrupted.state_dict(), before)
+            assert same_state(interrupted.state_dict(), before, but=["progress"])
         step(interrupted, x)
-    assert same_state(interrupted.state_dict(), smooth.state_dict())
+    assert same_state(interrupted.state_dict(), smooth.state_dict(), but=["progress"])
+    assert interrupted[1].progress.steps == smooth[1].progress.steps == 4
 
 
 def test_a_hook_that_raises_leaves_the_layer_usable():

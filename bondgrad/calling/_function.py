@@ -12,8 +12,7 @@ from torch.utils._pytree import tree_structure, tree_unflatten
 
 from bondgrad.calling._modules import ModuleTensors
 from bondgrad.calling._signature import Interface, find_interfaces, seed_position
-from bondgrad.errors import BoxError
-from bondgrad.evaluators._driver import is_out_of_memory
+from bondgrad.errors import BoxError, is_out_of_memory
 
 CPU = torch.device("cpu")
 COUNTING = threading.Lock()  # shared by all instances, since an instance with a lock could not be copied
@@ -77,6 +76,26 @@ class RowFunction:
         """The device on which fn computes, if x is on `device`. Points should be made there."""
         return CPU if self.interfaces == ("numpy",) else self.tensors.device() or device
 
+    def count(self, calls: int, evaluations: int, seconds: float) -> None:
+        """Count calls that were made elsewhere."""
+        with COUNTING:
+            self.calls += calls
+            self.evaluations += evaluations
+            self.seconds += seconds
+
+    def learn(self, points: Tensor, y: Tensor, rounding: float) -> None:
+        """Take note of outputs y at points, [N, ...] each, that were computed elsewhere, with that relative rounding.
+
+        Raises BoxError if their number is not the one known before.
+        """
+        width = y.shape[1] if self.time_features is None else y.shape[1] * self.time_features // points.shape[1]
+        if self.out_features not in (None, width):
+            raise self._error(
+                f"returned {width} outputs, where {self.out_features} are expected. Its output width must not change, "
+                "and must equal out_features or what follows from structure, if given"
+            )
+        self.out_features, self.rounding, self.dtype = width, rounding, y.dtype
+
     def replaced(self, fn: Callable[..., Any], time_features: int | None) -> "RowFunction":
         """A `RowFunction` of another fn with the same outputs and state, which continues the counters of this one."""
         other = RowFunction(fn, self.out_features, time_features, self.state_form)
@@ -105,14 +124,17 @@ class RowFunction:
             if is_out_of_memory(error):
                 raise
             first_try = error.__context__ if len(interfaces) == 2 else None  # the error of the first of two interfaces
+            # A ValueError may come by chance, although it led to the other interface, which the function does not take.
+            is_failure = isinstance(first_try, ValueError) and isinstance(error, (TypeError, AttributeError))
             also = "" if first_try is None else f" (and, tried otherwise, {type(first_try).__name__}: {first_try})"
-            hint = "" if isinstance(self.fn, nn.Module) else f" {ANNOTATE}"
+            wrong_arrays = len(interfaces) == 2 or isinstance(error, (TypeError, AttributeError))
+            hint = f" {ANNOTATE}" if wrong_arrays and not isinstance(self.fn, nn.Module) else ""
             hint += "" if self.state_form is None else " It is called as fn(x, state, *context)."
             shape = list(self._as_given(points).shape)
             raise self._error(
                 f"raised {type(error).__name__} on rows of shape {shape}, {points.dtype}: {error}{also}. Call it "
                 f"yourself on an array of that shape to see why.{hint}"
-            ) from error
+            ) from (first_try if is_failure else error)
 
     def _as_given(self, points: Tensor) -> Tensor:
         """The points [N, d] in the shape that fn takes: [N, T, time_features] for a function of sequences."""
@@ -133,10 +155,7 @@ class RowFunction:
                 return self.fn(*arrays)
             return self.fn(*arrays, seed=seed)
         finally:
-            with COUNTING:
-                self.calls += 1
-                self.evaluations += points.shape[0]
-                self.seconds += time.perf_counter() - start
+            self.count(1, points.shape[0], time.perf_counter() - start)
 
     def _checked(self, answer: object, points: Tensor) -> Tensor:
         """The outputs [N, d_out] or [N, T, d_out] as a detached tensor, at least as precise as the points."""
@@ -164,6 +183,8 @@ class RowFunction:
             what = "row" if self.time_features is None else "time step"
             expected = f"[{', '.join(map(str, lead))}, {width or 'out_features'}]"
             hint = " (add a dimension: y[..., None])" if shape == lead else ""
+            if self.time_features is None and shape[:1] == [1] != lead:
+                hint = " (if it takes one row at a time: evaluator=bondgrad.evaluators.Local(max_rows=1))"
             raise self._error(
                 f"must return one row of outputs per {what} of inputs, {expected}, got shape {shape}{hint}. Its "
                 "output width must not change, and must equal out_features or what follows from structure, if given"
@@ -178,7 +199,7 @@ class RowFunction:
         try:
             tensors = [state_tensor(t) for t in tree_structure(self.state_form).flatten_up_to(state)]
         except (TypeError, ValueError, RuntimeError) as error:
-            raise self._error(f"must return a state of the form it was given, of tensors or arrays: {error}") from error
+            raise self._error(f"must return a state of the form it was given, of tensors or arrays: {error}") from None
         rows, shapes = len(points), [list(t.shape) for t in tensors]
         if any(shape[:1] != [rows] for shape in shapes):
             raise self._error(f"must return a state with one entry per row first, [{rows}, ...], got {shapes}")

@@ -188,15 +188,21 @@ def find_memory(fn: Callable[..., Any], state: object, training: bool) -> Memory
 class StateRecorder:
     """Calls a function with a state and returns its outputs only; the states after the calls are recorded."""
 
-    def __init__(self, function: RowFunction) -> None:
-        self.function = function
+    def __init__(self, function: RowFunction, most: Callable[[], int | None] = lambda: None) -> None:
+        self.function, self.most = function, most
         self._after: list[Leaves] = []
 
     def __call__(self, points: Tensor, *rows: Tensor, seed: int | None = None) -> Tensor:
         """See `RowFunction.__call__`."""
-        y, after = self.function.advance(points, *rows, seed=seed)
-        self._after.append(tuple(leaf.clone() for leaf in after))  # a box may return the same tensors each time
-        return y
+        size = self.most() or len(points)
+        answers = []
+        for arrays in zip(*(torch.split(t, size) for t in (points, *rows)), strict=True):
+            y, after = self.function.advance(*arrays, seed=seed)
+            # Copies, since a box may return the same tensors each time.
+            answers.append((y if size >= len(points) else y.clone(), tuple(leaf.clone() for leaf in after)))
+        ys, states = zip(*answers, strict=True)
+        self._after.append(tuple(torch.cat(leaves) for leaves in zip(*states, strict=True)))
+        return torch.cat(ys) if len(ys) > 1 else ys[0]
 
     def take(self, rows: int) -> Leaves:
         """The state of the last `rows` rows that were evaluated. Earlier calls may have been attempts that failed."""

@@ -28,6 +28,10 @@ class ModuleTensors:
                 return current.device  # type: ignore[no-any-return]
         return None
 
+    def all(self) -> list[Tensor | None]:
+        """The parameters and buffers that the module has now; None in the place of one that was removed."""
+        return [tensors.get(name) for tensors, name in self._tensors]
+
     def parameters(self) -> list[Tensor | None]:
         """The parameters that the module has now; None in the place of one that was removed."""
         return [tensors.get(name) for tensors, name in self._parameters]

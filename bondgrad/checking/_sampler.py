@@ -27,7 +27,7 @@ class GradientSampler:
 
     def __init__(self, box: Callable[..., Any], budget: int, evaluator: Evaluator | None) -> None:
         self._box, self.budget, self._driver = box, budget, Driver(Local() if evaluator is None else evaluator)
-        self.rows_at_once = self._driver.max_rows = min(ROWS_AT_ONCE, self._driver.max_rows or ROWS_AT_ONCE)
+        self.rows_at_once = self._driver.most = min(ROWS_AT_ONCE, self._driver.max_rows or ROWS_AT_ONCE)
         modules = box.modules() if isinstance(box, nn.Module) else ()
         self._layers = [module for module in modules if isinstance(module, BlackBox)]
         if any(layer.memory is not None for layer in self._layers):
@@ -52,7 +52,7 @@ class GradientSampler:
         """Outputs [N, d_out] at rows x [N, d]; NaN where an output is not finite."""
         self._rows += len(x)
         with torch.no_grad():
-            y = self._driver.run(lambda: self._driver.ask(self._call, x, context, purpose="probe"))
+            y = self._driver.run(lambda: self._driver.ask(self._call, x, context, purpose="probe")).y
         return torch.where(torch.isfinite(y), y, math.nan)
 
     def gradients(self, x: Tensor, context: tuple[Tensor, ...], gy: Tensor, generator: torch.Generator) -> Tensor:

@@ -1,7 +1,21 @@
 """Evaluators: where the box is evaluated."""
 
-from bondgrad.evaluators._driver import Driver
-from bondgrad.evaluators._evaluator import Answer, Evaluator, Request
+from bondgrad.evaluators._calls import evaluate_rows
+from bondgrad.evaluators._driver import Driver, Outcome, Progress
+from bondgrad.evaluators._evaluator import Answer, Call, Description, Evaluator, Request
 from bondgrad.evaluators._local import Local
+from bondgrad.evaluators._record import WorkerStats
 
-__all__ = ["Answer", "Driver", "Evaluator", "Local", "Request"]
+__all__ = [
+    "Answer",
+    "Call",
+    "Description",
+    "Driver",
+    "Evaluator",
+    "Local",
+    "Outcome",
+    "Progress",
+    "Request",
+    "WorkerStats",
+    "evaluate_rows",
+]

@@ -1,17 +1,43 @@
-"""Requests to an evaluator, in portions that it and the memory can take."""
+"""Requests to an evaluator: of a size that the memory can take, and asked again where no output came."""
 
 import math
+import random
+import threading
+import time
 import warnings
 from collections.abc import Callable, Hashable
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from bondgrad.errors import BoxError
-from bondgrad.evaluators._evaluator import Evaluator, Purpose, Request
+from bondgrad.errors import BoxError, EvaluationLimitError, RequestCancelled, is_mistake, is_out_of_memory
+from bondgrad.evaluators._calls import nothing
+from bondgrad.evaluators._evaluator import Answer, Call, Evaluator, Purpose, Request
+from bondgrad.evaluators._record import CallRecord
+from bondgrad.evaluators._retries import RetrySearch
+from bondgrad.torch_support import _device as device
 
 T = TypeVar("T")
+JITTER = random.Random()  # of pauses, so that several processes do not ask at the same moment; not of the results
+
+
+class Outcome(NamedTuple):
+    """What came of a question to the box, after all retries."""
+
+    y: Tensor  # [N, d_out] the outputs; not finite where none came
+    ok: Tensor | None = None  # [N] which rows are finite; None: all, or not known, on an accelerator
+
+
+@dataclass
+class Progress:
+    """How far a layer has come, as it is saved with a model."""
+
+    requests: int = 0  # sent so far, those of measurements included
+    steps: int = 0  # backward passes in training
+    batches: int = 0  # over which `output_mean` goes
+    output_mean: Tensor | None = None  # [d_out] the mean of the box's outputs in training of late
 
 
 class Driver:
@@ -19,20 +45,29 @@ class Driver:
 
     Args:
         evaluator: Where rows are evaluated.
-        requests: The number of the first request, where another driver sent those before.
+        progress: Counts requests and steps, also those of other drivers of the same layer.
+        once: Whether no row is asked again: the first error of a request is raised.
     """
 
     cpu_memory = 2 * 2**20  # bytes of one request on a CPU: what caches hold, with room for what the box itself needs
     device_memory = 256 * 2**20  # bytes of one request on an accelerator: enough work to keep it busy
 
-    def __init__(self, evaluator: Evaluator, requests: int = 0) -> None:
+    def __init__(self, evaluator: Evaluator, progress: Progress | None = None, once: bool = False) -> None:
         if not isinstance(evaluator, Evaluator):
             raise ValueError(f"evaluator must be an instance from bondgrad.evaluators, or None, got {evaluator!r}")
         self.evaluator = evaluator
-        self.requests = requests  # sent so far
-        self.max_rows = evaluator.max_rows  # in one request; less once memory has run out; None: no limit
+        self.once = once
+        self.progress = progress or Progress()
+        self.record = CallRecord()
+        self.most: int | None = None  # rows at a time, once memory has run out
         self._rows: int  # of the last portion, which is to be halved if memory runs out
         self._warned = False
+
+    @property
+    def max_rows(self) -> int | None:
+        """The most rows in one call; None: no limit."""
+        most = self.evaluator.max_rows
+        return self.most if most is None else most if self.most is None else min(most, self.most)
 
     @property
     def version(self) -> Hashable:
@@ -43,7 +78,7 @@ class Driver:
         """How many of the `wanted` points may exist at a time, `row_bytes` each with their outputs."""
         memory = self.evaluator.memory or (self.cpu_memory if device.type == "cpu" else self.device_memory)
         rows = min(wanted, max(1, memory // row_bytes))
-        self._rows = rows if self.max_rows is None else min(rows, self.max_rows)
+        self._rows = rows if self.most is None else min(rows, self.most)
         return self._rows
 
     def ask(
@@ -55,27 +90,32 @@ class Driver:
         seed: int | None = None,
         purpose: Purpose = "base",
         whole: bool = False,
-    ) -> Tensor:
-        """The outputs [N, d_out] at any number of points [N, d], in as many requests as it takes; NaN where none came.
+        number: int | None = None,
+        cancelled: threading.Event | None = None,
+        begun: Callable[[], None] | None = None,
+    ) -> Outcome:
+        """The outputs at points [N, d], in one request, and in more for rows that are asked again.
 
-        The arguments are those of `Request`.
+        The arguments are those of `Request`; a number, if given, is one that `reserve` returned. Raises `BoxError` if
+        no row got an output because of errors.
         """
-        n, most = points.shape[0], self.max_rows
-        size = self._rows = n if most is None else min(n, most)
-        if size == n:
-            return self._answer(Request(function, points, context, pairs, seed, purpose, self.requests, whole))
-        if pairs and size > 1:
-            size -= size % 2
-        y: Tensor | None = None
-        for start in range(0, n, size):
-            part = slice(start, start + size)
-            nearby = tuple(c[part] for c in context)
-            answer = self._answer(Request(function, points[part], nearby, pairs, seed, purpose, self.requests, whole))
-            # Copied at once: a box may answer every call in the same buffer.
-            y = answer.new_empty(n, answer.shape[1]) if y is None else y
-            y[part] = answer
-        assert y is not None
-        return y
+        max_rows = self.max_rows
+        self._rows = points.shape[0] if max_rows is None else min(points.shape[0], max_rows)
+        number = self.reserve() if number is None else number  # one that fails has its number, too
+        step = self.progress.steps
+        rest = (number, whole, max_rows, 0, step, cancelled, begun)
+        request = Request(function, points, context, pairs, seed, purpose, *rest)
+        answer = self._send(request)
+        y = answer.y
+        # A sum is finite only if all its terms are. On an accelerator nothing is read.
+        if answer.ok is None and (not device.reading_is_free(y.device) or math.isfinite(y.sum())):
+            return Outcome(y)
+        return self._first_error_or(answer) if self.once else self._ask_again(request, answer)
+
+    def reserve(self) -> int:
+        """The number of the next request."""
+        self.progress.requests += 1
+        return self.progress.requests - 1
 
     def run(self, work: Callable[[], T]) -> T:
         """Run `work`, which calls `portion` and `ask`; again with half as many rows whenever memory runs out."""
@@ -87,34 +127,80 @@ class Driver:
                     raise
                 self._halve(error)
 
-    def _answer(self, request: Request) -> Tensor:
-        self.requests += 1  # before the evaluation: one that fails had its number, too
-        answer = self.evaluator.evaluate(request)
-        y, ok, rows = answer.y, answer.ok, request.points.shape[0]
+    def _send(self, request: Request) -> Answer:
+        """The answer to one attempt at a request, which is checked and counted."""
+        rows, limit = request.points.shape[0], self.evaluator.max_evaluations
+        record = self.record
+        if not record.reserve(rows, limit):
+            raise EvaluationLimitError(
+                f"the next request has {rows:,} rows, and {record.evaluations:,} of max_evaluations={limit:,} "
+                "evaluations are made: save the model, or give the evaluator a larger max_evaluations"
+            )
+        start, clock = time.time(), time.perf_counter()
+        calls: tuple[Call, ...] = ()
+        try:
+            answer = self.evaluator.evaluate(request)
+            self._check(answer, rows)
+            calls = answer.calls or (Call(0, rows, 0, start, time.perf_counter() - clock),)
+        except BoxError as error:
+            if is_mistake(error):
+                raise
+            calls = (Call(0, rows, 0, start, time.perf_counter() - clock, error),)
+            answer = Answer(nothing(request), torch.zeros(rows, dtype=torch.bool), calls)
+        except RequestCancelled as error:
+            calls = error.calls
+            raise
+        finally:
+            record.add(calls, again=request.attempt > 0, reserved=rows)
+        for call in calls if answer.ok is not None else ():
+            if call.error is not None and is_mistake(call.error):
+                raise call.error
+        return answer
+
+    def _check(self, answer: Answer, rows: int) -> None:
+        y, ok = answer.y, answer.ok
         if y.ndim != 2 or y.shape[0] != rows or (ok is not None and (ok.shape != (rows,) or ok.dtype != torch.bool)):
             also = "" if ok is None else f" with ok {list(ok.shape)} of {ok.dtype}"
             raise BoxError(
                 f"{type(self.evaluator).__name__}.evaluate must answer {rows} rows with y [{rows}, out_features] and "
                 f"ok [{rows}] of booleans, or None, got y {list(y.shape)}{also}"
             )
-        return y if ok is None else y.masked_fill(~ok[:, None], math.nan)
+
+    @staticmethod
+    def _first_error_or(answer: Answer) -> Outcome:
+        for call in answer.calls:
+            if call.error is not None:
+                raise call.error
+        y, ok = answer.y, answer.ok
+        y = y if ok is None else y.masked_fill(~ok.to(y.device)[:, None], math.nan)
+        return Outcome(y, torch.isfinite(y).all(1))
+
+    def _ask_again(self, request: Request, answer: Answer) -> Outcome:
+        """The outputs at all points of a request of which some rows have none so far, or none that are finite."""
+        search = RetrySearch(request, answer, self.evaluator.retries)
+        asked = int((~search.ok).sum())
+        while (attempt := search.next_attempt()) is not None:
+            if search.pause > 0:
+                if search.pause >= 1 and search.first_error is not None:
+                    self.record.tell_waiting(search.first_error)
+                time.sleep(search.pause * JITTER.uniform(0.5, 1.5))
+            search.add(self._send(attempt))
+        error, y, ok = search.first_error, search.y, search.ok
+        if error is not None and not search.answered:
+            error.add_note(f"None of {len(ok)} rows got an output in {search.attempts} attempts.")
+            raise error
+        if error is not None:
+            self.record.tell(error, asked, int((~ok).sum()), search.single_rows_work)
+        return Outcome(y, None if bool(ok.all()) else ok.to(y.device))
 
     def _halve(self, error: Exception) -> None:
         if self._rows <= 1:
             raise BoxError("out of memory on a single row: the box itself needs more than there is") from error
-        self.max_rows = self._rows // 2
+        self.most = self._rows // 2
         if not self._warned:
             self._warned = True
             warnings.warn(
-                f"out of memory with {self._rows} rows at a time: going on with at most {self.max_rows}, halved again "
+                f"out of memory with {self._rows} rows at a time: going on with at most {self.most}, halved again "
                 "if need be. Pass evaluator=Local(max_rows=...) to start there.",
                 stacklevel=2,
             )
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that memory ran out, on the CPU or on an accelerator."""
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return True
-    text = str(error)
-    return isinstance(error, RuntimeError) and ("not enough memory" in text or "out of memory" in text)

@@ -1,29 +1,43 @@
-"""Evaluation in this process, one call per request."""
+"""Evaluation in this process."""
 
 import functools
 
 import torch
 
-from bondgrad.errors import positive_int
+from bondgrad.evaluators._calls import evaluate_rows
 from bondgrad.evaluators._evaluator import Answer, Evaluator, Request
+from bondgrad.evaluators._pace import Pace
 
 
 class Local(Evaluator):
     """Calls the box here, on as many rows at once as it may be given.
 
-    Sizes of calls depend on these arguments only, never on free memory. The exception: when memory does run out, the
-    layer halves its calls for good, once with a warning, and the step goes on.
+    Sizes of calls depend on these arguments only, never on free memory. The exceptions: when memory does run out, the
+    layer halves its calls for good, once with a warning, and the step goes on; and when a call raises an error, its
+    rows are asked again in smaller calls, until the rows at fault are found.
 
     Args:
         max_rows: Most rows in one call; 1 for a box that takes one row at a time. None: the whole batch in the forward
             pass, and what `memory` allows in the backward pass.
         memory: Bytes that the inputs, contexts and outputs of the perturbed rows may take at one time. What the box
             needs for itself comes on top. None: 2 MiB on the CPU, 256 MiB on an accelerator.
+        retries: How often a row is asked again for which no finite output came; None: as often as it takes.
+        rate: The most evaluations in a second; None: no limit.
+        max_evaluations: The most evaluations of one layer; None: no limit.
     """
 
-    def __init__(self, max_rows: int | None = None, memory: int | None = None) -> None:
-        self.max_rows = None if max_rows is None else positive_int("max_rows", max_rows)
-        self.memory = None if memory is None else positive_int("memory", memory)
+    def __init__(
+        self,
+        max_rows: int | None = None,
+        memory: int | None = None,
+        *,
+        retries: int | None = 2,
+        rate: float | None = None,
+        max_evaluations: int | None = None,
+    ) -> None:
+        super().__init__(max_rows=max_rows, memory=memory, retries=retries, rate=rate, max_evaluations=max_evaluations)
+        self.capturable = rate is None and max_evaluations is None  # which a graph could not keep
+        self._pace = None if self.rate is None else Pace(self.rate)
         _keep_freed_memory()
 
     def __repr__(self) -> str:
@@ -31,7 +45,7 @@ class Local(Evaluator):
 
     def evaluate(self, request: Request) -> Answer:
         """See `Evaluator.evaluate`."""
-        return Answer(request.function(request.points, *request.context, seed=request.seed))
+        return evaluate_rows(request, pace=self._pace)
 
 
 @functools.cache

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bondgrad.errors import BoxError
-from bondgrad.evaluators._driver import is_out_of_memory
+from bondgrad.errors import BoxError, is_out_of_memory
 
 Send = Callable[[Tensor, Tensor], tuple[Tensor, float]]  # points [n, d] near rows [n] -> outputs [n, d_out], seconds
 

@@ -58,8 +58,8 @@ class Sampler:
         budget: int,
         seconds: float,
     ) -> None:
-        self.function, self._driver = function, Driver(Local() if evaluator is None else evaluator)
-        self._times_function = evaluator is None and x.device.type == "cpu"  # else its own clock does not see the call
+        self.function, self._driver = function, Driver(Local() if evaluator is None else evaluator, once=True)
+        self.calls_here = evaluator is None and x.device.type == "cpu"  # else the clock of `function` sees no call
         self._context = tuple(c[chosen.to(c.device)].to(x.device) for c in context)
         self.dtype, self.device = x.dtype, x.device
         self.low, self.high = (end.double().cpu() for end in limits.like(x))  # [d] infinite where there are no limits
@@ -161,7 +161,13 @@ class Sampler:
         """Time one call with rows [n] of x. Returns False if it failed, also when repeated."""
         return self.caller.time(self.x[rows], rows)
 
-    def _send(self, points: Tensor, rows: Tensor) -> tuple[Tensor, float]:
+    def time_with(self, evaluator: Evaluator, rows: Tensor) -> tuple[Tensor, float]:
+        """Outputs [n, d_out] at rows [n] of x, evaluated by another evaluator, and the seconds that it took."""
+        self.require(len(rows))
+        start = time.perf_counter()
+        return self._send(self.x[rows], rows, Driver(evaluator, once=True))[0], time.perf_counter() - start
+
+    def _send(self, points: Tensor, rows: Tensor, driver: Driver | None = None) -> tuple[Tensor, float]:
         """Outputs [n, d_out] of one call with points [n, d] near rows [n], and the seconds that it took."""
         tries = len(self.function.interfaces)  # two, until it is known whether the box takes torch or numpy arrays
         if len(points) * tries > self._budget - self.evaluations or self.time_left <= 0:
@@ -172,15 +178,15 @@ class Sampler:
         made = self.realise(points).to(self.device, self.dtype)  # a copy: a box may write into what it is given
         nearby = tuple(c[rows.to(c.device)] for c in self._context)
         evaluations, calls, inside = self.function.evaluations, self.function.calls, self.function.seconds
-        start = time.perf_counter()
+        driver, start = driver or self._driver, time.perf_counter()
         try:
             with arithmetic(self.full_precision, self.device, self._autocast), self._box_device:
-                y = self._driver.ask(self.function, made, nearby, seed=seed, purpose="probe").double().cpu().clone()
+                y = driver.ask(self.function, made, nearby, seed=seed, purpose="probe").y.double().cpu().clone()
         finally:  # an evaluator may call the box elsewhere, where its own counters are not seen
             self.evaluations += max(len(points), self.function.evaluations - evaluations)
             self.calls += max(1, self.function.calls - calls)
         # The work around a call can take longer than the box itself.
-        return y, self.function.seconds - inside if self._times_function else time.perf_counter() - start
+        return y, self.function.seconds - inside if self.calls_here else time.perf_counter() - start
 
     def _shortage(self) -> BudgetExceeded:
         """The error to raise, which says whether the evaluations or the time are short."""

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from bondgrad.errors import BoxError
+from bondgrad.evaluators import Outcome
 from bondgrad.policies import Batch, MeasuringPolicy, Observation, Policy, State
 from bondgrad.step._health import TrialResult
 from bondgrad.step._neighbourhood import Neighbourhood, perturbations
 from bondgrad.step._records import HostChanges, Step, StepInputs, StepResult
-from bondgrad.step._trials import TrialRows, half_width, result_of, trial_due
+from bondgrad.step._trials import TrialRows, assumed_noise, result_of, rows_of, trial_due
 from bondgrad.structure.discovery._tracker import Discovery
 from bondgrad.torch_support import _device as device
 
@@ -29,9 +30,13 @@ def take_step(step: StepInputs) -> StepResult:
         box.structure = discovery.structure
     start = prepare(step, box, batch)
 
-    steps = policy.steps(start.state, batch, estimator.draws, start.noise)
-    delta = perturbations(batch.x, steps.size, steps.sign, policy.least_ulps)  # [n, B·T, d]
-    slopes = box.slopes(step.gy, shaped(delta, delta.shape[:1] + step.x.shape))  # [B, W]
+    known = take_ahead(step, start, discovery)
+    if known is None or step.ahead is None:
+        steps = policy.steps(start.state, batch, estimator.draws, start.noise)
+        delta = perturbations(batch.x, steps.size, steps.sign, policy.least_ulps)  # [n, B·T, d]
+    else:
+        steps, delta = step.ahead.steps, step.ahead.delta
+    slopes = box.slopes(step.gy, shaped(delta, delta.shape[:1] + step.x.shape), known)  # [B, W]
     g = shaped(usable(slopes, step.gy), batch.x.shape)  # [B·T, d]
 
     trial = start.rows.trial(steps, slopes) if start.rows is not None else None
@@ -66,15 +71,6 @@ def needs_start(policy: Policy, state: State) -> bool:
     return isinstance(policy, MeasuringPolicy) and policy.needs_start(state)
 
 
-def rows_of(step: StepInputs) -> Batch:
-    """The batch for the policy: every time step is a row, and several processes may have a part of the rows each."""
-    rows, part, d = step.x, step.forward.part, step.parts.in_features
-    if rows.shape[1] != d:
-        rows = rows.reshape(-1, d)
-    sums = None if part.sums is None else part.sums.to(rows.device)
-    return Batch(rows, step.generator, part.rows or rows.shape[0], part.first, sums)
-
-
 def search_structure(step: StepInputs, box: Neighbourhood) -> Discovery | None:
     """Search the structure of the box, if the tracker says that a search is due."""
     tracker, time = step.tracker, step.x.shape[1] // step.parts.in_features
@@ -83,12 +79,6 @@ def search_structure(step: StepInputs, box: Neighbourhood) -> Discovery | None:
     rounding = step.parts.function.rounding or torch.finfo(step.x.dtype).eps
     noise = assumed_noise(step, step.schedule.noise)
     return box.run(lambda: tracker.search(box.search_batch(noise, rounding)))
-
-
-def assumed_noise(step: StepInputs, measured: float) -> float:
-    """The half-width of the noise on the outputs that the policy is told, `measured` being what trials found."""
-    rounding = max(torch.finfo(step.x.dtype).eps, step.parts.function.rounding)
-    return half_width(step.noise, measured, rounding)
 
 
 class Start(NamedTuple):
@@ -126,6 +116,16 @@ def prepare(step: StepInputs, box: Neighbourhood, batch: Batch) -> Start:
         found = result_of(rows.trial_at_first_step(batch), step, box.evaluations["trial"])
         return start._replace(noise=assumed_noise(step, found.noise), noise_trial=found)
     return start._replace(rows=rows if trying else None)
+
+
+def take_ahead(step: StepInputs, start: Start, discovery: Discovery | None) -> list[Outcome] | None:
+    """The outcomes of evaluations that began in the forward pass; None: there are none that fit this step."""
+    if step.ahead is None:
+        return None
+    if start.state is not step.state or start.noise_trial is not None or discovery is not None:
+        step.ahead.drop()  # a forward pass of the same layer was differentiated meanwhile, and changed what is due
+        return None
+    return step.ahead.take()
 
 
 def learn(step: StepInputs, state: State, seen: Observation) -> tuple[Tensor | None, State | None]:

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from bondgrad.calling._memory import ExplicitState, InternalState, StateRecorder
 from bondgrad.errors import BoxError
+from bondgrad.evaluators import Outcome
+from bondgrad.step._ahead import Ahead, ask_ahead
 from bondgrad.step._records import Parts, StatesByStart
 from bondgrad.structure import Sequence
 from bondgrad.torch_support._checkpoint import in_backward
@@ -23,10 +25,21 @@ class ForwardInputs(NamedTuple):
     training: bool
     graded: bool  # whether a gradient may be asked for later
     autocast: torch.dtype | None  # for a box that does not run in full precision
+    # Plans the evaluations of the gradient at x and context on the device of the box; None: not yet, or not at all.
+    plan: Callable[[Tensor, tuple[Tensor, ...]], Ahead | None] | None = None
 
 
-def evaluate(call: ForwardInputs) -> tuple[Tensor, StatesByStart]:
-    """The outputs of the box at x, [B, d_out] in new memory, and the states from which it started."""
+class ForwardAnswer(NamedTuple):
+    """What the box answered in a forward pass."""
+
+    y: Tensor  # [B, d_out] the outputs
+    ok: Tensor | None = None  # [B] which rows are finite; None: all, or not known, on an accelerator
+    states: StatesByStart = ()  # from which a box with memory started
+    ahead: Ahead | None = None  # evaluations of the gradient that were made, or begun
+
+
+def evaluate(call: ForwardInputs) -> ForwardAnswer:
+    """The answer of the box at x, in new memory on the device of x."""
     parts, function, x = call.parts, call.parts.function, call.x
     where = function.compute_device(x.device)
     rows = (x, *call.context) if where == x.device else tuple(t.to(where) for t in (x, *call.context))
@@ -35,15 +48,15 @@ def evaluate(call: ForwardInputs) -> tuple[Tensor, StatesByStart]:
     known = function.out_features, function.interfaces
     try:
         with arithmetic(parts.full_precision, where, call.autocast):
-            y, states = _answer(call)
-            return y.to(x.device, copy=True), states
+            y, ok, states, ahead = _answer(call)
+            return ForwardAnswer(y.to(x.device, copy=True), ok, states, ahead)
     except BaseException:
         function.out_features, function.interfaces = known  # a call that fails teaches nothing about the function
         raise
 
 
-def _answer(call: ForwardInputs) -> tuple[Tensor, StatesByStart]:
-    """The outputs of the box at rows on its own device, and the states from which it started."""
+def _answer(call: ForwardInputs) -> ForwardAnswer:
+    """The answer of the box at rows on its own device."""
     memory = call.parts.memory
     seed = None if call.parts.next_seed is None else call.parts.next_seed()
     if memory is not None and in_backward():
@@ -52,28 +65,26 @@ def _answer(call: ForwardInputs) -> tuple[Tensor, StatesByStart]:
         return _ask_from_internal_state(call, memory, seed)
     if isinstance(memory, ExplicitState):
         return _ask_from_explicit_state(call, memory, seed)
-    return _ask(call, call.parts.function, call.x, call.context, seed), ()
+    ahead = None if call.plan is None else call.plan(call.x, call.context)
+    if ahead is not None:
+        return ForwardAnswer(*ask_ahead(ahead, call.parts, call.x, call.context, call.autocast), ahead=ahead)
+    return ForwardAnswer(*_ask(call, call.parts.function, call.x, call.context, seed))
 
 
 def _ask(
     call: ForwardInputs, function: Callable[..., Tensor], x: Tensor, context: tuple[Tensor, ...], seed: int | None
-) -> Tensor:
-    """The outputs of the box at x [B, d], in as many requests as it takes."""
+) -> Outcome:
+    """The outputs of the box at x [B, d]."""
     driver = call.parts.driver
     whole = call.parts.memory is not None  # the states after the calls are put together in the order of the rows
 
-    def work() -> Tensor:
-        # Copies, since the function may write into its arguments.
-        points = x.clone(memory_format=torch.contiguous_format)
-        beside = tuple(t.clone() for t in context) if context else ()
-        return driver.ask(function, points, beside, seed=seed, whole=whole)
+    def work() -> Outcome:
+        return driver.ask(function, x.contiguous(), context, seed=seed, whole=whole)
 
     return work() if isinstance(call.parts.memory, InternalState) else driver.run(work)
 
 
-def _ask_from_internal_state(
-    call: ForwardInputs, memory: InternalState, seed: int | None
-) -> tuple[Tensor, StatesByStart]:
+def _ask_from_internal_state(call: ForwardInputs, memory: InternalState, seed: int | None) -> ForwardAnswer:
     """A box that keeps its own state is asked about all rows in one request."""
     most, rows = call.parts.driver.max_rows, call.x.shape[0]
     if most is not None and most < rows:
@@ -82,16 +93,15 @@ def _ask_from_internal_state(
             f"{rows}: give it smaller batches, or structure=Sequence() and rows as time steps"
         )
     before = memory.before(rows, call.training, call.x.device)
+    function = memory.from_snapshot(before, call.parts.function)  # a call that failed may be made again
     try:
-        return _ask(call, call.parts.function, call.x, call.context, seed), ((0, before),)
+        return ForwardAnswer(*_ask(call, function, call.x, call.context, seed), ((0, before),))
     except BaseException:
         memory.restore(before)
         raise
 
 
-def _ask_from_explicit_state(
-    call: ForwardInputs, memory: ExplicitState, seed: int | None
-) -> tuple[Tensor, StatesByStart]:
+def _ask_from_explicit_state(call: ForwardInputs, memory: ExplicitState, seed: int | None) -> ForwardAnswer:
     """A box that is given its state is asked in pieces, so that evaluations for a gradient can start in the middle."""
     x, d, structure = call.x, call.parts.in_features, call.parts.structure
     rows, time = x.shape[0], x.shape[1] // d
@@ -100,12 +110,13 @@ def _ask_from_explicit_state(
     # Not with a context, which would have to be cut or not, nor where all evaluations start at the beginning.
     if call.graded and isinstance(structure, Sequence) and not call.context and not call.parts.estimator.together:
         starts = structure.starts(time)
-    answers, states = [], []
-    recorder = StateRecorder(call.parts.function)
+    answers, states, ok = [], [], None
+    recorder = StateRecorder(call.parts.function, lambda: call.parts.driver.max_rows)
     for start, stop in zip(starts, [*starts[1:], time], strict=True):
         states.append((start, before))
-        y = _ask(call, recorder, x[:, start * d : stop * d], (*call.context, *before), seed)
+        y, finite = _ask(call, recorder, x[:, start * d : stop * d], (*call.context, *before), seed)
         answers.append(y.clone())  # a box may answer in the same memory each time
+        ok = finite if ok is None else ok if finite is None else ok & finite
         before = recorder.take(rows)
     memory.advance(before, call.training)
-    return torch.cat(answers, 1), tuple(states)
+    return ForwardAnswer(torch.cat(answers, 1), ok, tuple(states))

@@ -2,8 +2,10 @@
 
 import contextlib
 import functools
+import math
+import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -12,21 +14,25 @@ from torch import Tensor, nn
 
 from bondgrad.calling._function import RowFunction
 from bondgrad.calling._inputs import Limits
-from bondgrad.calling._memory import ExplicitState, InternalState, Memory
+from bondgrad.calling._memory import InternalState, Memory
 from bondgrad.errors import BoxError
 from bondgrad.estimators import Estimator
-from bondgrad.evaluators import Driver
+from bondgrad.evaluators import Driver, Progress
+from bondgrad.evaluators._record import CallRecord
 from bondgrad.policies import MeasuringPolicy, Policy, State
-from bondgrad.step._backward import take_step
+from bondgrad.step._ahead import Ahead, gradient_bytes, plan_gradient
+from bondgrad.step._backward import needs_start, take_step
 from bondgrad.step._forward import ForwardInputs, evaluate
 from bondgrad.step._health import HealthMonitor, TrialResult
-from bondgrad.step._records import ForwardRecord, HostChanges, Parts, Recording, Step, StepInputs, StepResult
+from bondgrad.step._records import ForwardRecord, HostChanges, Parts, Step, StepInputs, StepResult
 from bondgrad.step._state import PolicyState
 from bondgrad.step._stats import Trace
-from bondgrad.step._trials import SETTINGS, half_width, trial_due, trial_share
+from bondgrad.step._substitutes import MEAN_STEPS, learn_mean, with_substitutes
+from bondgrad.step._trials import SETTINGS, trial_due, trial_share
 from bondgrad.structure import Structure
 from bondgrad.structure.discovery._tracker import StructureTracker
 from bondgrad.torch_support import _autograd as autograd
+from bondgrad.torch_support import _device as device
 from bondgrad.torch_support._checkpoint import Answers, in_backward, in_checkpoint
 from bondgrad.torch_support._device import is_capturing
 from bondgrad.torch_support._precision import arithmetic
@@ -45,8 +51,10 @@ class Layer(nn.Module):
     limits: Limits | None
     noise: float | str | None
     on_failure: str
+    eager: bool
     full_precision: bool
     driver: Driver  # sends requests to the evaluator
+    progress: Progress
     tracker: StructureTracker | None  # finds out the structure, for structure="auto"
     policy_state: PolicyState
     _estimator: Estimator
@@ -60,7 +68,6 @@ class Layer(nn.Module):
         self.hooks: OrderedDict[int, Callable[[Any, Step], None]] = OrderedDict()
         self._number = autograd.register(self)
         self._recorded: list[HostChanges] | None = None  # while a CUDA graph is captured
-        self._counted = (0, 0)  # calls and evaluations before that
 
     # ---- forward
 
@@ -89,18 +96,37 @@ class Layer(nn.Module):
         parameters = self.function.tensors.parameters() if graded else None
 
         def ask(learns: bool) -> tuple[Tensor, ForwardRecord]:
-            y, states = evaluate(call)
-            part = ALONE
+            part, goes_ahead = ALONE, self.eager and graded and learns
             if dist.is_available() and dist.is_initialized():
                 differences, learns = self._estimator.differences, learns and self.training
                 part = self.policy_state.joint_batch(self._policy, differences, self.limits, x, learns)
-            return y, ForwardRecord(self.training, autocast, part, states, 0, parameters)
+            forward = ForwardRecord(self.training, autocast, part)
+            plan = functools.partial(self._plan_ahead, forward) if goes_ahead else None
+            y, ok, states, ahead = evaluate(call._replace(plan=plan))
+            finite = None if ok is None else torch.isfinite(y)
+            if device.reading_is_free(self.function.compute_device(y.device)):
+                y = self._without_failures(y, ok, finite)
+            return y, ForwardRecord(self.training, autocast, part, states, finite, ahead, 0, parameters)
 
         if is_capturing(x.device) or not in_checkpoint():
             return ask(graded and not in_backward())
         ordered = self.memory is not None
         (y, forward), ticket = self.answers.answer((x, *context), ordered, graded, ask)
         return y.clone(), forward._replace(ticket=ticket, parameters=parameters)
+
+    def _without_failures(self, y: Tensor, ok: Tensor | None, finite: Tensor | None) -> Tensor:
+        """The outputs y [B, d_out] of a forward pass, with substitutes for those that are not finite.
+
+        ok [B] and finite [B, d_out] say which rows and which outputs are; None: all.
+        """
+        self.trace.answered = (y.shape[0], ok)
+        if ok is not None:
+            self.trace.add_failures((~ok).sum(), raises=self.on_failure == "raise")
+        if self.training and (ok is not None or self.progress.steps % MEAN_STEPS == 0):
+            learn_mean(self.progress, y, finite)
+        if finite is None:
+            return y
+        return with_substitutes(self.progress, y, finite) if self.training else y
 
     def parts(self) -> Parts:
         """The parts of the layer that its forward and backward passes work with."""
@@ -144,9 +170,22 @@ class Layer(nn.Module):
 
     def _take_step(self, forward: ForwardRecord, x: Tensor, y: Tensor, gy: Tensor, *context: Tensor) -> Tensor:
         """Put together the inputs of a backward pass on the device of the box, take the step, and keep its result."""
+        if forward.finite is not None:
+            return self._take_step_without_failures(forward, x, y, gy, *context)
+        step = self._step_inputs(forward, x, y, gy, context)
+        memory = self.memory
+        with memory.kept() if isinstance(memory, InternalState) else contextlib.nullcontext():
+            result = take_step(step)
+        self._commit(result, forward)
+        return result.g
+
+    def _step_inputs(
+        self, forward: ForwardRecord, x: Tensor, y: Tensor, gy: Tensor, context: tuple[Tensor, ...]
+    ) -> StepInputs:
+        """Everything that a backward pass needs to know, on the device of the box."""
         capturing, policy_state = is_capturing(x.device), self.policy_state
         random = policy_state.random
-        step = StepInputs(
+        return StepInputs(
             parts=self.parts(),
             forward=forward,
             x=x if self.limits is None else self.limits.clamped(x),
@@ -159,13 +198,52 @@ class Layer(nn.Module):
             schedule=policy_state.schedule,
             noise=self.noise,
             eval_start=self.eval_start,
+            ahead=forward.ahead,
             capturing=capturing,
         )
-        memory = self.memory
-        with memory.kept() if isinstance(memory, InternalState) else contextlib.nullcontext():
-            result = take_step(step)
-        self._commit(result, forward)
-        return result.g
+
+    def _plan_ahead(self, forward: ForwardRecord, x: Tensor, context: tuple[Tensor, ...]) -> Ahead | None:
+        """The evaluations for the gradient at x [B, W], to be made in the forward pass; None: not in this step.
+
+        A step that measures more than a gradient needs, or is captured, is taken as without `eager`.
+        """
+        time = x.shape[1] // self.in_features
+        due = self.trial_due or (self.tracker is not None and self.tracker.due(time))
+        if not self.training or due or self.out_features is None or is_capturing(x.device):
+            return None
+        y = x.new_zeros(x.shape[0], time * self.out_features, dtype=self.function.dtype)
+        step = self._step_inputs(forward, x, y, y, context)
+        if forward.part.ranks > 1 and needs_start(self._policy, step.state):
+            return None
+        if gradient_bytes(step) > (self.driver.evaluator.memory or self.driver.device_memory):
+            self.eager = False
+            warnings.warn(
+                f"eager=True needs {gradient_bytes(step) / 2**20:.0f} MiB for the evaluations of a gradient at one "
+                "time, and is switched off. Give the evaluator a larger memory=, or use smaller batches.",
+                stacklevel=2,
+            )
+            return None
+        ahead = Ahead(plan_gradient(step), self.driver)
+        self.policy_state.random.join(x.device, step.generator)
+        return ahead
+
+    def _take_step_without_failures(
+        self, forward: ForwardRecord, x: Tensor, y: Tensor, gy: Tensor, *context: Tensor
+    ) -> Tensor:
+        """The gradient [B, d], where some outputs of the forward pass were substitutes, which have no gradient."""
+        assert forward.finite is not None
+        if forward.ahead is not None:  # which has all rows
+            forward.ahead.drop()
+        finite, forward = forward.finite.to(x.device), forward._replace(finite=None, ahead=None)
+        y, gy = y.masked_fill(~finite, math.nan), gy.masked_fill(~finite, 0)
+        some = finite.any(1)
+        if self.memory is not None or forward.part.ranks > 1 or bool(some.all()):  # all rows of a batch belong together
+            return self._take_step(forward, x, y, gy, *context)
+        g = torch.zeros_like(x)
+        if not bool(some.any()):
+            return g
+        g[some] = self._take_step(forward, *(t[some] for t in (x, y, gy, *context)))
+        return g
 
     def _commit(self, result: StepResult, forward: ForwardRecord) -> None:
         """Keep what a step changes, after everything in it that can fail. Step hooks run last."""
@@ -203,6 +281,7 @@ class Layer(nn.Module):
     def _commit_on_host(self, changes: HostChanges) -> None:
         """Keep new values on the host, which a captured graph cannot change: every replay calls this again."""
         self.trace.last = changes.steps
+        self.progress.steps += changes.training
         if changes.training and trial_share(self._policy, self.noise) > 0:
             self.policy_state.schedule.step(changes.evaluations)
         if changes.training and self.tracker is not None:
@@ -221,14 +300,18 @@ class Layer(nn.Module):
     def without_trace(self) -> Iterator[None]:
         """Send statistics to a temporary trace inside; restore counters and what was learnt of fn afterwards.
 
+        Only the numbers of requests go on, since a journal must not have two requests of one number.
+
         The random numbers of the layer, which `reseed` may change inside, are restored as well.
         """
         trace, start, known = self.trace, self.eval_start, dict(vars(self.function))
         random, self.trace = self.policy_state.random, Trace(warns=False)
+        record, self.driver.record = self.driver.record, CallRecord()
         try:
             yield
         finally:
             self.trace, self.eval_start, self.policy_state.random = trace, start, random
+            self.driver.record = record
             vars(self.function).update(known)
 
     def reseed(self, seed: int) -> None:
@@ -246,67 +329,7 @@ class Layer(nn.Module):
             start = SETTINGS.start_rows * (self._policy.start_slopes * gradient + 2)
         return rows * (1 + gradient) + start
 
-    # ---- several processes, and graphs
-
-    def exchange(self) -> None:
-        """Let the policy learn at once what all processes of `process_group`, or of DistributedDataParallel, saw last.
-
-        The next forward pass would do the same. All processes must call it before one of them saves a `state_dict` from
-        which training is to go on bit for bit.
-        """
-        self.policy_state.exchange(self._policy, self._estimator.differences)
-
-    def due(self) -> bool:
-        """Whether the next training step has to run as Python, since a captured one would miss something.
-
-        So it is before the function is known, where it or the layer looks at values (numpy, `on_failure="raise"`, a
-        look at the structure, a trial), where the function keeps a state to itself or takes a seed, while several
-        processes exchange what they learn, and in eval mode, which always draws the same random numbers.
-        """
-        function, memory = self.function, self.memory
-        known = function.out_features is not None and function.interfaces == ("torch",)
-        placed = memory is None or (isinstance(memory, ExplicitState) and memory.places(self.training) is not None)
-        looking = self.tracker is not None and self.tracker.due()
-        looking |= self.trial_due or function.seed_position is not None
-        exchanging = self.policy_state.ranks.last is not None
-        return not (known and placed and self.training) or looking or exchanging or self.on_failure == "raise"
-
     @property
     def trial_due(self) -> bool:
         """Whether the next training step measures more than a gradient needs."""
         return trial_due(self._policy, self.noise, self.policy_state.schedule)
-
-    @property
-    def version(self) -> Hashable:
-        """A value that differs (`!=`) from an earlier one if a step captured then would now do something else.
-
-        Policies, estimators and evaluators are known by identity: to change one, assign a new one.
-        """
-        rounding = self.function.rounding
-        noise = half_width(self.noise, self.policy_state.schedule.noise, rounding)
-        own = (self.function, self.training, noise, self.full_precision, self.limits, rounding)
-        parts = (self._policy, self._estimator, self.structure, self.driver.version)
-        memory = self.memory.places(self.training) if isinstance(self.memory, ExplicitState) else None
-        return (*own, *parts, memory, *self.policy_state.random.generators("cuda"))
-
-    def start_recording(self) -> None:
-        """Record from now on what steps change on the host, instead of changing it, while a CUDA graph is captured."""
-        self._recorded = []
-        self._counted = self.function.calls, self.function.evaluations
-
-    def stop_recording(self) -> Recording:
-        """End the recording, and return it. Its calls and evaluations count from the first replay on."""
-        function, (calls, evaluations), changes = self.function, self._counted, tuple(self._recorded or ())
-        recording = Recording(function.calls - calls, function.evaluations - evaluations, changes)
-        function.calls, function.evaluations, self._recorded = calls, evaluations, None
-        return recording
-
-    def replay(self, recording: Recording) -> None:
-        """Make the recorded changes on the host. Hooks get copies, since the next replay overwrites the tensors."""
-        self.function.calls += recording.calls
-        self.function.evaluations += recording.evaluations
-        if isinstance(self.memory, ExplicitState):
-            self.memory.went_on(self.training)
-        for changes in recording.changes:
-            self._commit_on_host(changes)
-            self._run_hooks(Step(*(t.clone() for t in changes.seen)))

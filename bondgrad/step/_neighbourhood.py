@@ -11,8 +11,9 @@ from torch import Tensor
 
 from bondgrad.calling._inputs import Limits
 from bondgrad.calling._memory import InternalState
-from bondgrad.errors import BoxError
+from bondgrad.errors import BoxError, EvaluationLimitError
 from bondgrad.estimators import Evaluate, Site
+from bondgrad.evaluators import Outcome
 from bondgrad.evaluators._evaluator import Purpose
 from bondgrad.step._records import Parts, StatesByStart
 from bondgrad.structure.discovery._search_batch import SearchBatch
@@ -52,8 +53,8 @@ class Neighbourhood:
 
     # ---- asking
 
-    def ask(self, points: Tensor, rows: slice | Tensor, purpose: Purpose, start: int = 0) -> Tensor:
-        """The outputs of the box at points [b, ..., d] near b of the rows, from a time step on; NaN where none came.
+    def ask(self, points: Tensor, rows: slice | Tensor, purpose: Purpose, start: int = 0) -> Outcome:
+        """The outputs of the box at points [b, ..., d] near b of the rows, from a time step on.
 
         Args:
             points: Their last dimension but one is the ends of a move, which are asked next to each other.
@@ -62,7 +63,7 @@ class Neighbourhood:
             start: The time step.
 
         Returns:
-            [b, ..., d_out].
+            The outputs [b, ..., d_out], and [b, ...] which of them are finite.
         """
         self.evaluations[purpose] += points.numel() // points.shape[-1]
         seed = None if self.parts.next_seed is None else self.parts.next_seed()
@@ -71,32 +72,39 @@ class Neighbourhood:
         if seed is None:
             return self._ask_near(points, rows, purpose, start, None)
         # With the same random numbers at both ends of a move their noise is gone from the difference.
-        ends = [self._ask_near(end, rows, purpose, start, seed).clone() for end in points.unbind(-2)]
-        return torch.stack(ends, -2)
+        # Where one call failed, all are checked.
+        ends = [self._ask_near(end, rows, purpose, start, seed).y.clone() for end in points.unbind(-2)]
+        y = torch.stack(ends, -2)
+        return Outcome(y, finite_rows(y))
 
     def ask_again(self, purpose: Purpose) -> Tensor:
         """The outputs [B, W_out] of another evaluation at the rows themselves."""
         everything = torch.arange(len(self.x), device=self.x.device)
-        return self.ask(self.x[:, None, None].clone(), everything, purpose).flatten(1)
+        return self.ask(self.x[:, None, None].clone(), everything, purpose).y.flatten(1)
 
-    def _ask_near(self, points: Tensor, rows: slice | Tensor, purpose: Purpose, start: int, seed: int | None) -> Tensor:
+    def _ask_near(
+        self, points: Tensor, rows: slice | Tensor, purpose: Purpose, start: int, seed: int | None
+    ) -> Outcome:
         shape, beside = points.shape[:-1], (*self.context, *self._state_at[start])
         if beside:
             beside = tuple(t[rows].repeat_interleave(shape[1:].numel(), 0) for t in beside)
         pairs = seed is None and shape[-1] == 2
         flat = points.reshape(-1, points.shape[-1])
-        return self.parts.driver.ask(self.parts.function, flat, beside, pairs, seed, purpose).view(*shape, -1)
+        y, ok = self.parts.driver.ask(self.parts.function, flat, beside, pairs, seed, purpose)
+        return Outcome(y.view(*shape, -1), None if ok is None else ok.view(shape))
 
     def _ask_from_internal_state(
         self, memory: InternalState, points: Tensor, purpose: Purpose, seed: int | None
-    ) -> Tensor:
+    ) -> Outcome:
         """A box that keeps its own state is asked about all rows in one request per move, from the same snapshot."""
         function, answers = memory.from_snapshot(self.states[0][1], self.parts.function), []
         for move in points.flatten(1, -2).unbind(1):
-            context = tuple(c.clone() for c in self.context)
-            y = self.parts.driver.ask(function, move.clone(), context, seed=seed, purpose=purpose, whole=True)
+            y = self.parts.driver.ask(
+                function, move.contiguous(), self.context, seed=seed, purpose=purpose, whole=True
+            ).y
             answers.append(y.clone())
-        return torch.stack(answers, 1).view(*points.shape[:-1], -1)
+        joined = torch.stack(answers, 1).view(*points.shape[:-1], -1)
+        return Outcome(joined, finite_rows(joined))
 
     def run(self, work: Callable[[], T]) -> T:
         """Run `work`, and again with fewer rows at once where memory runs out, unless all rows must go together."""
@@ -110,27 +118,45 @@ class Neighbourhood:
 
     # ---- gradients
 
-    def slopes(self, gy: Tensor, delta: Tensor) -> Tensor:
+    def slopes(self, gy: Tensor, delta: Tensor, known: list[Outcome] | None = None) -> Tensor:
         """The gradient [B, W] for gy [B, W_out], with perturbations [n, B, W], before any scaling of its rows.
 
-        Not finite where no evaluation says anything about an entry.
+        Not finite where no evaluation says anything about an entry. What is `known` of the evaluations, in the order
+        of the requests that `planned` returned, is not asked.
         """
 
         def evaluate_from(start: int) -> Evaluate:
             failures = self.failures[start] = []  # those of an attempt that ended for lack of memory do not count
+            answers = None if known is None else iter(known)
 
             def evaluate(points: Tensor, rows: slice) -> tuple[Tensor, Tensor | None]:
-                y = self.ask(points, rows, "gradient", start)
-                # A sum is finite only if all its terms are, which spares the closer look.
-                if device.reading_is_free(y.device) and math.isfinite(y.sum()):
+                if answers is None:
+                    y, ok = self.ask(points, rows, "gradient", start)
+                else:
+                    y, ok = next(answers)
+                    self.evaluations["gradient"] += points.numel() // points.shape[-1]
+                if ok is None and device.reading_is_free(y.device):
                     return y, None
-                ok = torch.isfinite(torch.linalg.vector_norm(y, math.inf, dim=-1))  # one pass over y
+                ok = finite_rows(y) if ok is None else ok
+                assert ok is not None
                 failures.append(ok.numel() - ok.sum())
                 return y, ok
 
             return evaluate
 
         return self._estimate(gy, delta, evaluate_from)
+
+    def planned(self, gy: Tensor, delta: Tensor) -> list[tuple[Tensor, slice]]:
+        """The requests of the estimator, points [b, ..., ends, W] and rows of the batch, none of which is made."""
+        requests: list[tuple[Tensor, slice]] = []
+        width = self.y.shape[1]
+
+        def evaluate(points: Tensor, rows: slice) -> tuple[Tensor, Tensor | None]:
+            requests.append((points, rows))
+            return self.y.new_zeros(1).expand(*points.shape[:-1], width).clone(), None
+
+        self._estimate(gy, delta, lambda _: evaluate)
+        return requests
 
     def trial_slopes(self, gy: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
         """The same as `slopes`, and [B, W] which of them had all evaluations. Errors of the box count as failures."""
@@ -141,7 +167,9 @@ class Neighbourhood:
 
             def evaluate(points: Tensor, rows: slice) -> tuple[Tensor, Tensor | None]:
                 try:
-                    told.append(self.ask(points, rows, "trial", start).clone())  # a box may answer in the same memory
+                    told.append(self.ask(points, rows, "trial", start).y.clone())  # a box may answer in the same memory
+                except EvaluationLimitError:
+                    raise
                 except BoxError as error:  # outside its domain, perhaps, where a usual step does not lead
                     self.errors.append(error)
                     width = self.y.shape[1] * points.shape[-1] // self.x.shape[1]
@@ -213,11 +241,19 @@ class Neighbourhood:
         """The box in the form in which a search for its structure uses it."""
 
         def evaluate(points: Tensor, rows: Tensor) -> Tensor:
-            return self.ask(points, rows, "structure")
+            return self.ask(points, rows, "structure").y
 
         most, d = self._portion(0, sys.maxsize), self.parts.in_features
         low, high = (self.parts.limits or Limits((-math.inf, math.inf), d)).like(self.x)
         return SearchBatch(self.x, self.y, evaluate, most, noise, rounding, low, high, d, self.whole)
+
+
+def finite_rows(y: Tensor) -> Tensor | None:
+    """Which of the outputs [..., d_out] are finite, [...]; None: all of them, if that can be told without waiting."""
+    # A sum is finite only if all its terms are, which spares the closer look.
+    if device.reading_is_free(y.device) and math.isfinite(y.sum()):
+        return None
+    return torch.isfinite(torch.linalg.vector_norm(y, math.inf, dim=-1))  # one pass over y
 
 
 def perturbations(x: Tensor, size: Tensor, sign: Tensor, ulps: float) -> Tensor:

@@ -1,7 +1,7 @@
 """What goes into a training step, and what comes out of it."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +17,9 @@ from bondgrad.step._state import Schedule
 from bondgrad.structure import Structure
 from bondgrad.structure.discovery._tracker import Discovery, StructureTracker
 from bondgrad.torch_support._ranks import ALONE, JointBatch
+
+if TYPE_CHECKING:
+    from bondgrad.step._ahead import Ahead
 
 # What a box with memory remembered before the time steps at which its evaluations can start: (time step, state).
 StatesByStart = tuple[tuple[int, Any], ...]
@@ -44,6 +47,8 @@ class ForwardRecord(NamedTuple):
     autocast: torch.dtype | None = None  # for a box that does not run in full precision
     part: JointBatch = ALONE  # where the rows stand in a batch of several processes
     states: StatesByStart = ()  # of a box with memory
+    finite: Tensor | None = None  # [B, d_out] which outputs came and are finite; None: all
+    ahead: "Ahead | None" = None  # evaluations of the gradient that began in the forward pass
     ticket: int = 0  # of an answer kept for activation checkpointing; 0: none
     parameters: list[Tensor | None] | None = None  # of a box that is a module
 
@@ -63,6 +68,7 @@ class StepInputs(NamedTuple):
     schedule: Schedule  # of trials
     noise: float | str | None  # as it was given to the layer
     eval_start: State | None  # what a measuring policy started from in eval mode, if it has
+    ahead: "Ahead | None"  # evaluations that began in the forward pass
     capturing: bool  # whether a CUDA graph records the step: nothing may be decided by values then
 
 
@@ -88,6 +94,7 @@ class Recording(NamedTuple):
 
     calls: int  # of the function
     evaluations: int  # rows sent to it
+    requests: int  # in which they were sent
     changes: tuple[HostChanges, ...]  # of every backward pass
 
 

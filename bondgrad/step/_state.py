@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bondgrad.calling._inputs import Limits
+from bondgrad.evaluators import Progress
 from bondgrad.policies import Differences, Policy, State
 from bondgrad.torch_support._checkpoint import in_backward
 from bondgrad.torch_support._random import Generators
@@ -22,13 +23,16 @@ FREE_GRADIENTS = 5  # that the first trials may cost together; what they cost be
 
 
 class PolicyState(nn.Module):
-    """A policy's state in buffers, and the random numbers: saved, moved and copied with the model.
+    """A policy's state in buffers, random numbers and counts of steps: saved, moved and copied with the model.
 
     It never goes to half precision with it: squares of gradients would be lost to its range.
     """
 
-    def __init__(self, policy: Policy, in_features: int, seed: int | None, group: "ProcessGroup | None") -> None:
+    def __init__(
+        self, policy: Policy, in_features: int, seed: int | None, group: "ProcessGroup | None", progress: Progress
+    ) -> None:
         super().__init__()
+        self.progress = progress
         self.names: list[str] = []
         self.device = torch.empty(0).device  # where the buffers of the next policy belong, even if this one has none
         self.random = Generators(seed)
@@ -90,13 +94,14 @@ class PolicyState(nn.Module):
             self.write(self.ranks.exchange(self.ranks.last, policy, differences, state, no_rows)[1])
 
     def get_extra_state(self) -> dict[str, Any]:
-        """The states of the random numbers and of the schedule of trials, for `state_dict`."""
-        return self.random.state() | {"schedule": dict(vars(self.schedule))}
+        """The random numbers, the schedule of trials and how far the layer has come, for `state_dict`."""
+        return self.random.state() | {"schedule": dict(vars(self.schedule)), "progress": dict(vars(self.progress))}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Load what `get_extra_state` returned."""
         self.random.load(state)
         vars(self.schedule).update(state.get("schedule", {}))
+        vars(self.progress).update(state.get("progress", {}))
         self.ranks.forget()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "PolicyState":

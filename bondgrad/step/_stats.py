@@ -1,6 +1,8 @@
 """Statistics of a layer: what its box has cost, how often it failed, and the last perturbations."""
 
 import warnings
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -8,6 +10,8 @@ from torch import Tensor
 
 from bondgrad.calling._function import RowFunction
 from bondgrad.errors import BoxError
+from bondgrad.evaluators import WorkerStats
+from bondgrad.evaluators._record import CallRecord
 from bondgrad.policies import Steps
 from bondgrad.step._health import HealthReport
 from bondgrad.torch_support import _device as device
@@ -18,12 +22,18 @@ class Stats(NamedTuple):
 
     calls: int  # invocations of the function
     evaluations: int  # rows sent to it
-    failures: int  # perturbed rows that came back non-finite
+    failures: int  # rows without a finite output, after all retries
     seconds: float  # spent in the function; of one that works on an accelerator, until its work was queued
     lower: Tensor | None  # [d] the last step's bounds as the policy's formulas gave them, before any cap
     upper: Tensor | None  # [d]
     step: Tensor | None  # [d] mean size of the last step's perturbations, before limits
     health: HealthReport | None = None  # what the last trial said of the box, where there are trials
+    retried: int = 0  # evaluations of rows that were asked again
+    wasted: int = 0  # evaluations ahead of a backward pass that never came
+    recorded: int = 0  # rows that were not evaluated, since a journal had the answer
+    errors: Mapping[str, int] = MappingProxyType({})  # rows on which the box raised an error, by its type
+    tracebacks: Mapping[str, str] = MappingProxyType({})  # the first error of each type in full
+    workers: tuple[WorkerStats, ...] = ()  # what each worker has done
 
     @property
     def vitals(self) -> HealthReport | None:
@@ -41,18 +51,27 @@ class Trace:
 
     def __init__(self, warns: bool = True) -> None:
         self.last: Steps | None = None
+        self.answered: tuple[int, Tensor | None] | None = None  # rows of the last forward pass, and which [B] are ok
         self._failures: dict[torch.device, Tensor] = {}  # by device: counting there waits for nothing
         self._warned = not warns
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but the last perturbations, which a copy of the layer does not need."""
-        return self.__dict__ | {"last": None}
+        return self.__dict__ | {"last": None, "answered": None}
+
+    @property
+    def last_ok(self) -> Tensor | None:
+        """Which rows [B] of the last forward pass were answered; None: there was none."""
+        if self.answered is None:
+            return None
+        rows, ok = self.answered
+        return torch.ones(rows, dtype=torch.bool) if ok is None else ok
 
     def add_failures(self, count: Tensor, raises: bool) -> None:
         """Count failed rows, and raise an error or warn once. On an accelerator the warning waits for `stats`."""
         if raises and count > 0:
             raise BoxError(
-                f"{int(count)} perturbed rows came back non-finite. Give limits= within which the box answers, or "
+                f"{int(count)} rows got no finite output. Give limits= within which the box answers, or "
                 "on_failure='degrade' to go on without them."
             )
         if count.device not in self._failures:
@@ -61,7 +80,7 @@ class Trace:
         if device.reading_is_free(count.device):
             self._warn(int(count))
 
-    def stats(self, function: RowFunction, health: HealthReport | None) -> Stats:
+    def stats(self, function: RowFunction, record: CallRecord, health: HealthReport | None) -> Stats:
         """The statistics up to now. Failures that no warning has told of yet are warned of here."""
         last, failures = self.last, sum(int(count) for count in self._failures.values())
         self._warn(failures)
@@ -69,13 +88,29 @@ class Trace:
         if last is not None:
             lower, upper, step = last.lower.expand(last.size.shape[2]), last.upper, last.size.mean((0, 1))
             lower, upper, step = lower.cpu(), upper.cpu(), step.cpu()
-        return Stats(function.calls, function.evaluations, failures, function.seconds, lower, upper, step, health)
+        return Stats(
+            calls=function.calls,
+            evaluations=function.evaluations,
+            failures=failures,
+            seconds=function.seconds,
+            lower=lower,
+            upper=upper,
+            step=step,
+            health=health,
+            retried=record.retried,
+            wasted=record.wasted,
+            recorded=record.recorded,
+            errors=dict(record.errors),
+            tracebacks=dict(record.tracebacks),
+            workers=record.workers(),
+        )
 
     def _warn(self, failures: int) -> None:
         if failures > 0 and not self._warned:
             self._warned = True
             warnings.warn(
-                f"{failures} perturbed rows came back non-finite; their entries of the gradient are degraded. "
-                "box.stats.failures counts them; limits= keeps points inside the range where the box answers.",
+                f"{failures} rows got no finite output: the gradient goes on without them, and a row of the forward "
+                "pass has the mean of the outputs in training, and NaN in evaluation. box.stats.failures counts them; "
+                "limits= keeps points inside the range where the box answers.",
                 stacklevel=4,
             )

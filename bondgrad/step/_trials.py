@@ -55,6 +55,21 @@ def half_width(noise: float | str | None, measured: float, rounding: float) -> f
     return max(rounding, measured) if noise == "auto" else rounding
 
 
+def assumed_noise(step: StepInputs, measured: float) -> float:
+    """The half-width of the noise on the outputs that the policy is told, `measured` being what trials found."""
+    rounding = max(torch.finfo(step.x.dtype).eps, step.parts.function.rounding)
+    return half_width(step.noise, measured, rounding)
+
+
+def rows_of(step: StepInputs) -> Batch:
+    """The batch for the policy: every time step is a row, and several processes may have a part of the rows each."""
+    rows, part, d = step.x, step.forward.part, step.parts.in_features
+    if rows.shape[1] != d:
+        rows = rows.reshape(-1, d)
+    sums = None if part.sums is None else part.sums.to(rows.device)
+    return Batch(rows, step.generator, part.rows or rows.shape[0], part.first, sums)
+
+
 class TrialRows:
     """The box at those rows of a batch from which trials choose.
 

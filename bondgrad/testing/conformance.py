@@ -103,9 +103,9 @@ def check_seed(subject: Subject) -> None:
 
 def check_chunks(subject: Subject) -> None:
     """Check that the result does not depend on the number of rows in a call of the box."""
+    evaluators = (Local(), Local(max_rows=1), Local(memory=1), Local(max_rows=7, memory=500))
     whole, *parts = (
-        torch.stack([trial.g for trial in trials(subject, Cubes(), evaluator=Local(max_rows))])
-        for max_rows in (None, 1, 7)
+        torch.stack([trial.g for trial in trials(subject, Cubes(), evaluator=evaluator)]) for evaluator in evaluators
     )
     for part in parts:
         assert torch.equal(whole, part), f"largest difference {(whole - part).abs().max():.1e}"
@@ -157,7 +157,7 @@ def check_failures(subject: Subject) -> None:
     x[::2, 0] = -1e-4  # a step to one side of this fails
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the layer warns that evaluations fail
-        results = trials(subject._replace(policy=fixed), exact, n=1, rows=x, fn=failing)
+        results = trials(subject._replace(policy=fixed), exact, n=1, rows=x, fn=failing, evaluator=Local(retries=0))
     one_sided = subject.estimator(DIRECTIONS).shared_base
     for g, expected, *_ in results:
         lost = g == 0

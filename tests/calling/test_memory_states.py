@@ -210,6 +210,21 @@ def test_a_stream_goes_on_after_memory_ran_out():
             assert close(gradient(layer, x, gy), g, 1e-8)
 
 
+def test_no_call_has_more_rows_than_the_box_takes():
+    sizes = []
+
+    def fn(x, state):
+        sizes.append(len(x))
+        return leaky(x, state)
+
+    state = torch.zeros(1, 3).double()
+    layer = BlackBox(fn, 3, state=state, policy=Fixed(1e-5), evaluator=Local(max_rows=3), seed=0)
+    xs, gys = stream()
+    for x, gy, (_, g) in zip(xs, gys, expected(xs, gys), strict=True):
+        assert close(gradient(layer, x, gy), g, 1e-8)
+    assert max(sizes) == 3
+
+
 def test_inference_mode():
     layer = carried()
     xs, gys = stream(3)

@@ -8,7 +8,7 @@ import torch
 
 from bondgrad import BlackBox, BoxError
 from bondgrad.calling._function import RowFunction
-from bondgrad.evaluators import Answer, Driver, Local, Request
+from bondgrad.evaluators import Answer, Call, Driver, Local, Progress, Request
 from bondgrad.policies import Fixed
 from tests.helpers import gradient
 
@@ -110,16 +110,18 @@ def test_out_of_memory_on_a_single_row():
         BlackBox(Counting(limit=0), 5)(torch.randn(4, 5))
 
 
-def test_any_other_error_is_not_tried_again():
+def test_any_other_error_halves_nothing():
     calls = []
 
     def fn(x):
         calls.append(len(x))
         raise RuntimeError("the laser is off")
 
+    layer = BlackBox(fn, 5, evaluator=Local(retries=0))
     with pytest.raises(BoxError, match="the laser is off"):
-        BlackBox(fn, 5)(torch.randn(4, 5))
-    assert calls == [4]
+        layer(torch.randn(4, 5))
+    assert calls == [4, 1, 1, 1, 1]  # single rows might be at fault
+    assert layer.driver.max_rows is None
 
 
 def test_a_width_that_changes_between_portions():
@@ -156,7 +158,7 @@ def test_memory_of_a_request_on_a_cpu_and_on_an_accelerator():
     assert driver.portion(1, 10**12, torch.device("cuda")) == 256 * 2**20
     assert Driver(Local(memory=1000)).portion(30, 10**12, torch.device("cuda")) == 33
     assert Driver(Local(memory=1)).portion(30, 10**12, torch.device("cpu")) == 1
-    assert Driver(Local(max_rows=5)).portion(1, 10**12, torch.device("cpu")) == 5
+    assert Driver(Local(max_rows=5)).portion(1, 10**12, torch.device("cpu")) == 2 * 2**20  # which the evaluator cuts
     assert driver.portion(1, 7, torch.device("cpu")) == 7
 
 
@@ -164,14 +166,16 @@ def test_memory_of_a_request_on_a_cpu_and_on_an_accelerator():
     ("max_rows", "pairs", "sizes"),
     [(5, True, [4, 4, 4, 2]), (5, False, [5, 5, 4]), (1, True, [1] * 14), (None, True, [14]), (14, True, [14])],
 )
-def test_pairs_are_not_divided_among_requests_of_more_than_one_row(max_rows, pairs, sizes):
+def test_pairs_are_not_divided_among_calls_of_more_than_one_row(max_rows, pairs, sizes):
     fn, points = Counting(), torch.randn(14, 3)
     function = RowFunction(fn, None)
-    driver = Driver(Local(max_rows), requests=3)
-    assert torch.equal(driver.ask(function, points, pairs=pairs), points.sin())
+    driver = Driver(Local(max_rows), Progress(requests=3))
+    outcome = driver.ask(function, points, pairs=pairs)
+    assert torch.equal(outcome.y, points.sin())
+    assert outcome.ok is None
     assert fn.sizes == sizes
-    assert driver.requests == 3 + len(sizes)
-    assert Driver(Local()).requests == 0
+    assert driver.progress.requests == 3 + 1
+    assert Driver(Local()).progress.requests == 0
 
 
 def test_a_portion_has_what_fits_into_the_memory_and_at_least_one_row():
@@ -181,7 +185,13 @@ def test_a_portion_has_what_fits_into_the_memory_and_at_least_one_row():
     assert Driver(Local()).portion(2**10, 100, cpu) == 100
     assert Driver(Local()).portion(2**30, 100, cpu) == 1
     assert Driver(Local(memory=2**12)).portion(2**10, 100, gpu) == 4
-    assert Driver(Local(max_rows=7)).portion(2**10, 100, cpu) == 7
+    assert Driver(Local(max_rows=7)).portion(2**10, 100, cpu) == 100
+    driver = Driver(Local())
+    driver.most = 7  # since memory ran out
+    assert driver.portion(2**10, 100, cpu) == driver.max_rows == 7
+    driver.evaluator = Local(max_rows=5)
+    assert driver.portion(2**10, 100, cpu) == 7
+    assert driver.max_rows == 5
 
 
 def test_memory_may_reach_for_one_row_at_a_time():
@@ -196,5 +206,6 @@ def test_memory_may_reach_for_one_row_at_a_time():
 def test_a_request_is_one_of_plain_rows_unless_it_says_otherwise():
     points = torch.zeros(2, 3)
     request = Request(torch.sin, points)
-    assert request == (torch.sin, points, (), False, None, "base", 0, False)
-    assert all(value is None for value in Answer(points)[1:])
+    assert request == (torch.sin, points, (), False, None, "base", 0, False, None, 0, 0, None, None)
+    assert Answer(points)[1:] == (None, ())
+    assert Call(2, 3) == (2, 3, 0, 0.0, 0.0, None)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from bondgrad import BlackBox
+from bondgrad.evaluators import Local
 from tests.helpers import close, gradient, noisy
 from tests.policies.test_calibrated import D, K, exact_gradient, layer_of, problems, signs_right, trained, waves
 
@@ -79,8 +80,33 @@ def test_a_box_that_raises_outside_its_domain():
         warnings.simplefilter("always")
         for x, gy in problems(100, k=3):
             g = gradient(layer, x.abs() + 0.05, gy)
-    assert ["raised an error when it was tried out" in str(warning.message) for warning in caught] == [True]
+    raised, lost = (str(warning.message) for warning in caught)  # once of each, in a hundred steps
+    assert "remained without an output, since the box roots raised ValueError" in raised
+    assert "rows got no finite output" in lost
+    assert layer.stats.failures < 0.002 * layer.stats.evaluations
     assert close(g, exact_gradient(roots, x.abs() + 0.05, gy), 0.01)
+
+
+def test_a_box_that_answers_no_trial_at_all():
+    class Noting(Local):
+        purpose = None
+
+        def evaluate(self, request):
+            self.purpose = request.purpose
+            return super().evaluate(request)
+
+    def fn(x: torch.Tensor):
+        moved = (x[:, None] != rows).any(2).all(1)
+        if evaluator.purpose == "trial" and bool(moved.any()):
+            raise OSError("away")
+        return waves(x)
+
+    evaluator = Noting(retries=0)
+    layer = layer_of(fn, evaluator=evaluator)
+    (rows, gy), *_ = problems(1)
+    with pytest.warns(UserWarning, match="raised an error when it was tried out with other steps than usual"):
+        g = gradient(layer, rows, gy)
+    assert torch.isfinite(g).all()
 
 
 # ---- what changes

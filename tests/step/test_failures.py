@@ -9,14 +9,9 @@ import torch
 from torch import nn
 
 from bondgrad import BlackBox, BoxError, Forward, Simultaneous
+from bondgrad.evaluators import Local
 from bondgrad.policies import Bond, Fixed, Gaussian
 from tests.helpers import gradient, root, same_state
-
-
-def test_base_rows_pass_through():
-    y = BlackBox(root, 1)(torch.tensor([[4.0], [-1.0]]))
-    assert y[0] == 2
-    assert y[1].isnan()
 
 
 @pytest.mark.parametrize("estimator", ["central", Forward(), Simultaneous(64)])
@@ -24,7 +19,7 @@ def test_a_failed_evaluation_costs_its_own_entry_only(estimator):
     layer = BlackBox(root, 2, estimator=estimator, policy=Fixed(0.01), seed=0)
     x = torch.tensor([[1.0, 2.0], [0.005, 3.0], [-1.0, 1.0], [math.nan, 1.0], [4.0, 5.0]])
     gy = torch.ones(5, 2)
-    with pytest.warns(UserWarning, match="perturbed rows came back non-finite"):
+    with pytest.warns(UserWarning, match="rows got no finite output"):
         g = gradient(layer, x, gy)
     assert torch.isfinite(g).all()
     assert layer.stats.failures > 0
@@ -33,7 +28,7 @@ def test_a_failed_evaluation_costs_its_own_entry_only(estimator):
     assert torch.allclose(g[[0, 4]], exact[[0, 4]], rtol=tolerance)
     if not isinstance(estimator, Simultaneous):
         assert torch.isclose(g[1, 1], exact[1, 1], rtol=tolerance)  # beside a failed entry, in the same row
-        assert not g[2:4].any()  # no evaluation of which was finite
+        assert not g[2:4].any()  # one output of which had a substitute, and no evaluation of the other was finite
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         gradient(layer, x, gy)  # said once
@@ -41,7 +36,7 @@ def test_a_failed_evaluation_costs_its_own_entry_only(estimator):
 
 def test_where_one_side_fails_the_other_is_used():
     layer = BlackBox(root, 1, policy=Fixed(0.01))
-    with pytest.warns(UserWarning, match="non-finite"):
+    with pytest.warns(UserWarning, match="no finite output"):
         g = gradient(layer, torch.tensor([[0.005]]), torch.ones(1, 1))
     one_sided = (math.sqrt(0.015) - math.sqrt(0.005)) / 0.01
     assert math.isclose(float(g), one_sided, rel_tol=1e-3)
@@ -51,21 +46,25 @@ def test_where_one_side_fails_the_other_is_used():
 def test_a_direction_that_fails_costs_nothing_but_itself():
     def fn(x):
         y = torch.sin(x)
-        y[0] = math.nan  # one point of the first row, and the first row itself
+        y[:1] = math.nan if len(x) > 4 else y[:1]  # one point of the first row
         return y
 
     x, gy = torch.randn(4, 3), torch.ones(4, 3)
-    with pytest.warns(UserWarning, match="non-finite"):
-        g = gradient(BlackBox(fn, 3, estimator=Simultaneous(2000), policy=Fixed(1e-2), seed=0), x, gy)
+    evaluator = Local(retries=0, memory=2**30)  # all points at once
+    layer = BlackBox(fn, 3, estimator=Simultaneous(2000), policy=Fixed(1e-2), evaluator=evaluator, seed=0)
+    with pytest.warns(UserWarning, match="no finite output"):
+        g = gradient(layer, x, gy)
     assert torch.allclose(g, x.cos(), atol=0.15)
+    assert layer.stats.failures == 1
 
 
 def test_on_failure_raise():
     layer = BlackBox(root, 1, policy=Fixed(0.01), on_failure="raise", seed=0)
     before = copy.deepcopy(layer.state_dict())
-    with pytest.raises(BoxError, match="1 perturbed rows came back non-finite"):
+    with pytest.raises(BoxError, match=r"1 rows got no finite output\. Give limits="):
         gradient(layer, torch.tensor([[0.005]]), torch.ones(1, 1))
-    assert same_state(layer.state_dict(), before)
+    assert same_state(layer.state_dict(), before, but=["progress"])
+    assert layer.progress.steps == 0
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -138,7 +137,8 @@ def test_inputs_that_are_all_zero_get_a_gradient():
     assert torch.allclose(g, torch.full((8, 2), 3.0), rtol=1e-2)
 
 
-def test_training_survives_a_box_that_fails_at_random():
+def test_training_survives_a_box_that_fails_at_random(monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)  # between retries
     torch.manual_seed(0)
     flaky = torch.Generator().manual_seed(1)
 
@@ -156,11 +156,8 @@ def test_training_survives_a_box_that_fails_at_random():
         warnings.simplefilter("ignore")
         for _ in range(200):
             optimizer.zero_grad()
-            error = (layer(read_in(data)) - target).square()
-            loss = error.nan_to_num(0).mean()
+            loss = (layer(read_in(data)) - target).square().mean()
             loss.backward()
-            for p in read_in.parameters():
-                p.grad.nan_to_num_(0)
             optimizer.step()
             losses.append(float(loss))
     assert losses[-1] < 0.6 * losses[0]

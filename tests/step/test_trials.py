@@ -128,7 +128,8 @@ def step_of_sequences(layer, x, gy):
 def test_a_box_that_does_not_answer_leaves_no_report_and_the_noise_as_it_was():
     layer = BlackBox(lambda x: x * math.nan, 2, 2, policy=Fixed(0.1))
     x = torch.ones(8, 2)
-    step, _, rows = trial_rows(layer, x, torch.ones(8, 2))
+    with pytest.warns(UserWarning, match="8 rows got no finite output"):
+        step, _, rows = trial_rows(layer, x, torch.ones(8, 2))
     step.schedule.noise = 0.25
     result = result_of(rows.trial(steps_of(0.1, x), torch.zeros(8, 2)), step, 7)
     assert (result.evaluations, result.report, result.noise) == (7, None, 0.25)

@@ -26,7 +26,7 @@ def test_a_module_that_fails_costs_the_others_nothing(estimator):
 
     layer = BlackBox(fn, 6, estimator=estimator, policy=Fixed(1e-6), structure=np.eye(6, dtype=bool), seed=0)
     gy = torch.randn(5, 6, dtype=torch.float64)
-    with pytest.warns(UserWarning, match="non-finite"):
+    with pytest.warns(UserWarning, match="no finite output"):
         g = gradient(layer, rows, gy)
     expected = gy * rows.cos()
     expected[:, 2:4] = 0
@@ -36,7 +36,7 @@ def test_a_module_that_fails_costs_the_others_nothing(estimator):
 def test_one_side_that_fails_leaves_the_other():
     layer = BlackBox(torch.sqrt, 4, policy=Fixed(0.1), structure=Blocks(1, 1), seed=0)
     x, gy = torch.tensor([[0.05, 1.0, 2.0, 0.01]]), torch.ones(1, 4)
-    with pytest.warns(UserWarning, match="non-finite"):
+    with pytest.warns(UserWarning, match="no finite output"):
         g = gradient(layer, x, gy)
     forward = ((x + 0.1).sqrt() - x.sqrt()) / 0.1
     central = ((x + 0.1).sqrt() - (x - 0.1).sqrt()) / 0.2
@@ -63,7 +63,7 @@ def test_answers_with_more_digits_than_x(estimator, max_rows):
 
 @pytest.mark.parametrize("estimator", ["central", "forward", "simultaneous", Simultaneous(3)])
 def test_an_output_that_the_forward_pass_did_not_get(estimator):
-    """It is finite near the rows, but not at them: what can be known without it is known."""
+    """It is finite near the rows, but not at them, where a mean without a gradient stands for it."""
     rows = torch.randn(5, 3, dtype=torch.float64)
 
     def fn(x):
@@ -75,10 +75,9 @@ def test_an_output_that_the_forward_pass_did_not_get(estimator):
 
     layer = BlackBox(fn, 3, estimator=estimator, policy=Fixed(1e-6), structure=np.eye(3, dtype=bool), seed=0)
     gy = torch.randn(5, 3, dtype=torch.float64)
-    with pytest.warns(UserWarning, match="non-finite"):
+    with pytest.warns(UserWarning, match="no finite output"):
         g = gradient(layer, rows, gy)
     expected = gy * rows.cos()
-    first = 0 if estimator == "forward" else expected[:, 0]  # both ends, or nothing to compare with
-    assert torch.allclose(g[:, 0], torch.as_tensor(first, dtype=g.dtype).expand(5), atol=1e-5)
+    assert not g[:, 0].any()
     assert torch.allclose(g[:, 2], expected[:, 2], atol=1e-5)
     assert (torch.isclose(g[:, 1], expected[:, 1], atol=1e-4) | (g[:, 1] == 0)).all()

@@ -92,7 +92,7 @@ def every_variant(rank, folder):
         )
         got = train(together, DistributedDataParallel(together), lambda f, shares: f(shares[rank]).square().mean())
         random = [state.pop("1.policy_state._extra_state") for state in (expected, got)]
-        assert same_state(*random), variant
+        assert same_state(*random, but=["output_mean"]), variant  # each process has that of its own rows
         for name in expected:
             assert torch.allclose(got[name], expected[name], rtol=1e-6, atol=1e-12), (variant, name)
     finish(rank, folder)

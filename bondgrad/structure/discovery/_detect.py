@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from bondgrad.calling._elsewhere import chosen_box
 from bondgrad.calling._function import RowFunction, snapshot_owner
 from bondgrad.calling._inputs import Limits, check_callable, check_rows, context_rows
 from bondgrad.calling._modules import in_eval_mode
@@ -53,7 +54,7 @@ class Detection(Dependencies):
 
 
 def detect(
-    fn: Callable[..., Any],
+    fn: Callable[..., Any] | None,
     x: Tensor,
     *context: Tensor,
     limits: tuple[Any, Any] | None = None,
@@ -74,6 +75,7 @@ def detect(
 
     Args:
         fn: The box, [N, d] -> [N, d_out], in torch or in numpy. A module is in eval mode during the search.
+            None: the box belongs to the evaluator.
         x: [N, d] typical rows; more than eight are better, for the ranges.
         context: Further inputs of fn, one entry per row.
         limits: (low, high): no point outside is evaluated.
@@ -85,6 +87,7 @@ def detect(
         >>> found.depends.int().tolist()
         [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]
     """
+    fn = chosen_box(fn, evaluator)
     check_callable(fn)
     if snapshot_owner(fn) is not None:
         raise ValueError("detect is for boxes without memory: this one has snapshot() and restore()")
@@ -96,11 +99,11 @@ def detect(
     def evaluate(points: Tensor, which: Tensor) -> Tensor:
         shape = points.shape[:-1]
         nearby = tuple(c[which].repeat_interleave(shape[1:].numel(), 0) for c in contexts)
-        return driver.ask(function, points.flatten(0, -2), nearby, purpose="structure").view(*shape, -1)
+        return driver.ask(function, points.flatten(0, -2), nearby, purpose="structure").y.view(*shape, -1)
 
     def search() -> Dependencies:
         # Copies, since the box may write into its inputs, and may return the same tensor from every call.
-        y = driver.ask(function, rows.clone(), tuple(c.clone() for c in contexts)).clone()
+        y = driver.ask(function, rows.clone(), tuple(c.clone() for c in contexts)).y.clone()
         row_bytes = rows[0].nbytes + y[0].nbytes + sum(c[0].nbytes for c in contexts)
         max_points = driver.portion(row_bytes, sys.maxsize, rows.device)
         eps = torch.finfo(rows.dtype).eps

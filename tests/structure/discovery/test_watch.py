@@ -35,7 +35,7 @@ def test_auto_leaves_no_trace_in_eval_mode():
     x, gy = torch.randn(4, 10), torch.randn(4, 10)
     before = copy.deepcopy(layer.state_dict())
     gradient(layer, x, gy)
-    assert same_state(before, layer.state_dict())
+    assert same_state(before, layer.state_dict(), but=["requests"])
     assert layer.stats.evaluations == 4 * 21
 
 

@@ -1,0 +1,87 @@
+"""Calling the function of a request: the one place where rows go to the box."""
+
+import math
+import time
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from bondgrad.errors import BoxError, is_mistake
+from bondgrad.evaluators._evaluator import Answer, Call, Request
+from bondgrad.evaluators._pace import Pace
+
+
+def evaluate_rows(request: Request, worker: int = 0, pace: Pace | None = None) -> Answer:
+    """Call the function with the rows of a request, as many at once as it may be given, one call after the other.
+
+    A call that raises `BoxError` costs its own rows, unless the error is a mistake in the code, which is raised.
+
+    Args:
+        request: The rows.
+        worker: The number of the worker, for the records of the calls.
+        pace: Limits the evaluations in a second.
+    """
+    n = request.points.shape[0]
+    size = n if request.max_rows is None else min(n, request.max_rows)
+    if pace is not None:
+        size = min(size, pace.call_rows)
+    if size == n or request.whole:
+        y, call = _call(request, request.points, request.context, 0, worker, pace)
+        if y is not None:
+            return Answer(y, None, (call,))
+        return Answer(nothing(request), torch.zeros(n, dtype=torch.bool), (call,))
+    joined: Tensor | None = None
+    calls = []
+    for rows in pieces(n, size, request.pairs):
+        context = tuple(c[rows] for c in request.context)
+        y, call = _call(request, request.points[rows], context, rows.start, worker, pace)
+        calls.append(call)
+        if y is not None:  # copied at once: a box may answer every call in the same memory
+            joined = y.new_full((n, y.shape[1]), math.nan) if joined is None else joined
+            joined[rows] = y
+    return Answer(nothing(request) if joined is None else joined, answered(n, calls), tuple(calls))
+
+
+def pieces(n: int, size: int, pairs: bool) -> Iterator[slice]:
+    """Slices of at most `size` rows that divide n rows; pairs are not divided, unless `size` is one."""
+    size -= size % 2 if pairs and size > 1 else 0
+    return (slice(first, min(first + size, n)) for first in range(0, n, size))
+
+
+def answered(n: int, calls: list[Call]) -> Tensor | None:
+    """Which of n rows [n] got outputs, given all calls; None: all of them."""
+    failed = [call for call in calls if call.error is not None]
+    if not failed:
+        return None
+    ok = torch.ones(n, dtype=torch.bool)
+    for call in failed:
+        ok[call.first : call.first + call.rows] = False
+    return ok
+
+
+def nothing(request: Request) -> Tensor:
+    """The outputs [N, d_out] of a request to which none came; d_out is zero, if it is not known."""
+    width, points = getattr(request.function, "out_features", None) or 0, request.points
+    dtype = torch.promote_types(getattr(request.function, "dtype", points.dtype), points.dtype)
+    return points.new_full((points.shape[0], width), math.nan, dtype=dtype)
+
+
+def _call(
+    request: Request, points: Tensor, context: tuple[Tensor, ...], first: int, worker: int, pace: Pace | None
+) -> tuple[Tensor | None, Call]:
+    """The outputs of one call with some rows of a request, from `first` on, and its record; None: it failed."""
+    n = points.shape[0]
+    if pace is not None:
+        pace.wait(n)
+    # Copies, since the function may write into its arguments, and the rows may be asked again.
+    points, context = points.clone(), tuple([c.clone() for c in context]) if context else ()
+    start, clock = time.time(), time.perf_counter()
+    y, error = None, None
+    try:
+        y = request.function(points, *context, seed=request.seed)
+    except BoxError as raised:
+        if is_mistake(raised):
+            raise
+        error = raised
+    return y, Call(first, n, worker, start, time.perf_counter() - clock, error)
