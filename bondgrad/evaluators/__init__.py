@@ -5,6 +5,7 @@ from bondgrad.evaluators._driver import Driver, Outcome, Progress
 from bondgrad.evaluators._evaluator import Answer, Call, Description, Evaluator, Request
 from bondgrad.evaluators._local import Local
 from bondgrad.evaluators._record import WorkerStats
+from bondgrad.evaluators._threads import Threads
 
 __all__ = [
     "Answer",
@@ -16,6 +17,7 @@ __all__ = [
     "Outcome",
     "Progress",
     "Request",
+    "Threads",
     "WorkerStats",
     "evaluate_rows",
 ]

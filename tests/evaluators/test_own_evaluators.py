@@ -9,7 +9,7 @@ import torch
 
 import bondgrad
 from bondgrad import BlackBox, BoxError, Simultaneous
-from bondgrad.evaluators import Answer, Evaluator, Local, Request
+from bondgrad.evaluators import Answer, Call, Evaluator, Local, Request, evaluate_rows
 from bondgrad.policies import Fixed
 from bondgrad.structure import Blocks
 from bondgrad.testing.boxes import Sparse
@@ -21,6 +21,7 @@ class Recording(Evaluator):
     """Evaluates here, and keeps what it was asked."""
 
     def __init__(self):
+        super().__init__()
         self.requests = []
 
     def evaluate(self, request):
@@ -50,15 +51,43 @@ def test_requests_say_what_they_are_for_and_are_numbered():
 def test_a_request_that_fails_had_its_number():
     class Small(Recording):
         def evaluate(self, request):
-            if len(request.points) > 8:
-                self.requests.append(request)
+            self.requests.append(request)
+            if request.max_rows is None or request.max_rows > 4:
                 raise MemoryError
-            return super().evaluate(request)
+            return evaluate_rows(request)
 
     layer = BlackBox(torch.sin, 3, evaluator=Small(), policy="bond")
     with pytest.warns(UserWarning, match="out of memory with 16 rows"):
         layer(torch.randn(16, 3))
-    assert [(r.number, len(r.points)) for r in layer.evaluator.requests] == [(0, 16), (1, 8), (2, 8)]
+    requests = layer.evaluator.requests
+    assert [(r.number, len(r.points), r.max_rows) for r in requests] == [(0, 16, None), (1, 16, 8), (2, 16, 4)]
+    assert layer.stats.calls == 4
+
+
+def test_requests_know_the_step_and_the_attempt():
+    class Losing(Recording):
+        """Loses the first row of everything that it is asked for the first time."""
+
+        def evaluate(self, request):
+            y = super().evaluate(request).y
+            return Answer(y, None if request.attempt else torch.arange(len(y)) > 0)
+
+    layer = BlackBox(torch.sin, 3, evaluator=Losing(), policy=Fixed(1e-2))
+    for _ in range(2):
+        gradient(layer, torch.randn(4, 3), torch.ones(4, 3))
+    requests = layer.evaluator.requests
+    assert [(r.number, r.attempt, r.step, len(r.points)) for r in requests] == [
+        (0, 0, 0, 4),
+        (0, 1, 0, 1),
+        (1, 0, 0, 24),
+        (1, 1, 0, 2),  # both ends of a pair
+        (2, 0, 1, 4),
+        (2, 1, 1, 1),
+        (3, 0, 1, 24),
+        (3, 1, 1, 2),
+    ]
+    assert layer.stats.retried == 2 * 3
+    assert layer.stats.failures == 0
 
 
 @pytest.mark.parametrize(
@@ -150,7 +179,7 @@ def test_states_stay_with_their_rows_whatever_the_evaluator_does():
 
 def test_rows_without_an_output():
     class Losing(Recording):
-        """Loses the first row of every pair."""
+        """Loses the first row of every pair, whatever the attempt."""
 
         def evaluate(self, request):
             answer = super().evaluate(request)
@@ -158,10 +187,12 @@ def test_rows_without_an_output():
 
     layer = BlackBox(torch.sin, 3, policy=Fixed(1e-3), evaluator=Losing())
     x = torch.randn(4, 3)
-    with pytest.warns(UserWarning, match="12 perturbed rows"):
+    with pytest.warns(UserWarning, match="12 rows got no finite output"):
         g = gradient(layer, x, torch.ones(4, 3))
     assert close(g, x.cos(), 1e-2)
     assert layer.stats.failures == 12
+    assert layer.stats.retried == 2 * 24  # both ends of all pairs, twice
+    assert [(r.attempt, len(r.points)) for r in layer.evaluator.requests] == [(0, 4), (0, 24), (1, 24), (2, 24)]
 
 
 @pytest.mark.parametrize(
@@ -189,15 +220,31 @@ def test_an_evaluator_of_ones_own_in_detect():
     assert {request.purpose for request in evaluator.requests} == {"base", "structure"}
 
 
-def test_max_rows_of_an_evaluator_of_ones_own():
-    class OneAtATime(Recording):
-        max_rows = 1
+@pytest.mark.parametrize("largest", [1, 5])
+def test_max_rows_of_an_evaluator_of_ones_own(largest):
+    class Cutting(Recording):
+        max_rows = largest
 
-    evaluator = OneAtATime()
-    layer = BlackBox(torch.sin, 3, evaluator=evaluator)
-    x = torch.randn(4, 3)
-    assert close(gradient(layer, x, torch.ones(4, 3)), x.cos(), 1e-2)
-    assert {len(request.points) for request in evaluator.requests} == {1}
+        def __init__(self):  # without the arguments of all evaluators, and their checks
+            self.requests = []
+
+        def evaluate(self, request):
+            self.requests.append(request)
+            return evaluate_rows(request, worker=3)
+
+    sizes = []
+
+    def fn(x: torch.Tensor):
+        sizes.append(len(x))
+        return torch.sin(x)
+
+    layer = BlackBox(fn, 3, evaluator=Cutting(), policy=Fixed(1e-2))
+    x = torch.randn(7, 3)
+    assert close(gradient(layer, x, torch.ones(7, 3)), x.cos(), 1e-2)
+    assert [(r.max_rows, len(r.points)) for r in layer.evaluator.requests] == [(largest, 7), (largest, 42)]
+    assert max(sizes) == largest
+    assert [(worker.worker, worker.rows) for worker in layer.stats.workers] == [(3, 7 + 42)]
+    assert sum(sizes) == 7 + 42
 
 
 def test_counters_are_right_where_threads_evaluate():
@@ -216,5 +263,7 @@ def test_counters_are_right_where_threads_evaluate():
 
 
 def test_what_requests_and_answers_say():
-    assert Request._fields == ("function", "points", "context", "pairs", "seed", "purpose", "number", "whole")
-    assert Answer._fields == ("y", "ok", "worker", "start", "duration", "attempts", "error")
+    before = ("function", "points", "context", "pairs", "seed", "purpose", "number", "whole")
+    assert Request._fields == (*before, "max_rows", "attempt", "step", "cancelled", "begun")
+    assert Answer._fields == ("y", "ok", "calls")
+    assert Call._fields == ("first", "rows", "worker", "start", "duration", "error")
