@@ -4,6 +4,7 @@ from bondgrad.evaluators._calls import evaluate_rows
 from bondgrad.evaluators._driver import Driver, Outcome, Progress
 from bondgrad.evaluators._evaluator import Answer, Call, Description, Evaluator, Request
 from bondgrad.evaluators._local import Local
+from bondgrad.evaluators._processes import Processes
 from bondgrad.evaluators._record import WorkerStats
 from bondgrad.evaluators._threads import Threads
 
@@ -15,6 +16,7 @@ __all__ = [
     "Evaluator",
     "Local",
     "Outcome",
+    "Processes",
     "Progress",
     "Request",
     "Threads",
