@@ -100,6 +100,25 @@ def probe(
 
 
 @main.command()
+def journal(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What evaluators.Journal writes, or has written.")],
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw evaluations over time, and latencies, into this file.")
+    ] = None,
+) -> None:
+    """Show what a journal holds: evaluations by time, worker and purpose, latencies, failures."""
+    from rich.console import Console
+
+    from bondgrad.experiments.journal import journal_command
+
+    try:
+        journal_command(file, plot, Console())
+    except (ValueError, OSError) as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(2) from error
+
+
+@main.command()
 def pretrain(
     what: Annotated[str, typer.Argument(metavar="rockmelon", help="What is to learn.")],
     pairs: Annotated[int, typer.Option(min=1000, help="Readings to learn from.")] = 1_000_000,
