@@ -6,6 +6,7 @@ from bondgrad.box import BlackBox
 from bondgrad.checking import Check, check
 from bondgrad.errors import BoxError, EvaluationLimitError
 from bondgrad.estimators import Central, Forward, Simultaneous
+from bondgrad.evaluators._live import LiveTable
 from bondgrad.metrics import TensorBoard, sign_accuracy
 from bondgrad.probing import Report, probe
 from bondgrad.step._records import Step
@@ -20,6 +21,7 @@ __all__ = [
     "EvaluationLimitError",
     "Forward",
     "GraphedStep",
+    "LiveTable",
     "Report",
     "Simultaneous",
     "Stats",
