@@ -7,6 +7,7 @@ import json
 import math
 import os
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +33,7 @@ from bondgrad.probing._report import DEFAULT_BATCH, DEFAULT_STEPS
 DRAWN = 256  # rows, where no sample is given
 BARS = "▁▂▃▄▅▆▇█"
 FINEST = 1e-4  # disagreement of slopes that is drawn as nothing
-MEASUREMENTS = 12  # names that a session gives
+MEASUREMENTS = 13  # names that a session gives, at most
 
 
 class UserError(Exception):
@@ -149,7 +150,7 @@ def probe_command(
             x, words = sample_rows(sample, in_features, limits, options["seed"])
             session = Session(fn, x, limits=limits, **options)
             report = run_probe(session, Console(stderr=True) if as_json else console)
-            report = replace(report, name=name, module=module, sample=words)
+            report = replace(report, name=name, module=module, sample=words, batch=batch)
         except (BoxError, ValueError) as error:
             raise UserError(str(error)) from error
     if as_json:
@@ -179,9 +180,22 @@ def render(report: Report, batch: int = DEFAULT_BATCH, steps: int = DEFAULT_STEP
     for estimator, cost in report.cost(batch, steps).items():
         times = ["-" if cost.seconds is None else duration(n * cost.seconds) for n in (1, steps)]
         costs.add_row(estimator, f"{cost.evaluations:,}", *times, "extrapolated" if cost.extrapolated else "")
-    code = Syntax(report.code, "python", background_color="default", word_wrap=True)
+    code = Syntax(narrow(report.code), "python", background_color="default", word_wrap=True)
     verdict = Panel(Text(report.verdict, style="bold green"), title=report.name, title_align="left")
     return Group(verdict, Text(report.about, style="dim"), "", findings, "", code, "", costs)
+
+
+def narrow(code: str, width: int = 78) -> str:
+    """The code with the comments of long lines on lines of their own, so that it can be pasted from a terminal."""
+    lines = []
+    for line in code.splitlines():
+        statement, mark, comment = line.partition("  # ")
+        if len(line) > width and mark:
+            indent = " " * (len(line) - len(line.lstrip()))
+            lines += textwrap.wrap(comment, width, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
+            line = statement
+        lines.append(line)
+    return "\n".join(lines)
 
 
 def ladder(report: Report) -> Text:

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from bondgrad.calling._function import RowFunction
+from bondgrad.calling._elsewhere import ElsewhereBox, chosen_box
+from bondgrad.calling._function import RowFunction, snapshot_owner
 from bondgrad.calling._inputs import Limits, check_callable, check_rows, context_rows
 from bondgrad.errors import checked_seed, positive_float, positive_int
 from bondgrad.evaluators import Evaluator
@@ -17,6 +18,7 @@ from bondgrad.measuring._no_trace import no_trace
 from bondgrad.measuring._sampler import MeasurementSkipped, Sampler
 from bondgrad.probing._facts import find_first_facts
 from bondgrad.probing._influences import SETTINGS, DriftMonitor
+from bondgrad.probing._overlap import may_overlap
 from bondgrad.probing._report import Findings, Report
 
 T = TypeVar("T")
@@ -25,7 +27,7 @@ TYPICAL_ROWS = 256  # most typical rows near which the box is evaluated
 
 
 def probe(
-    fn: Callable[..., Any],
+    fn: Callable[..., Any] | None,
     x: Tensor,
     *context: Tensor,
     limits: tuple[Any, Any] | None = None,
@@ -43,12 +45,13 @@ def probe(
     the global random numbers are restored.
 
     Args:
-        fn: The box, [N, d] -> [N, d_out], in torch or in numpy.
+        fn: The box, [N, d] -> [N, d_out], in torch or in numpy. None: the box belongs to the evaluator.
         x: [N, d] typical rows, better some hundred than a few: ranges and spreads are taken from them.
         context: Further inputs of fn, one entry per row.
         limits: (low, high): no point outside is ever evaluated.
         evaluator: Where rows are evaluated, in requests of no more than its `max_rows`. The measured times include
-            those of the evaluator. None: in this process.
+            those of the evaluator. None: in this process, where a box that takes a millisecond or more and shows no
+            memory is called in two threads at the same time, a few times, to recommend an evaluator.
         budget: Most evaluations, in rows.
         seconds: Most time. One call that takes longer is not interrupted.
         seed: The seed for the choice of rows and lines.
@@ -69,7 +72,7 @@ class Session:
 
     def __init__(
         self,
-        fn: Callable[..., Any],
+        fn: Callable[..., Any] | None,
         x: Tensor,
         context: tuple[Tensor, ...] = (),
         *,
@@ -79,6 +82,7 @@ class Session:
         seconds: float = 60.0,
         seed: int = 0,
     ) -> None:
+        fn = chosen_box(fn, evaluator)
         check_callable(fn)
         check_rows(x)
         if not bool(torch.isfinite(x).all()):
@@ -100,6 +104,9 @@ class Session:
             "sample": f"{len(x):,} rows given",
             "limits": None if limits is None else bounds.numbers(),
             "evaluator_given": evaluator is not None,
+            "evaluator_has_box": isinstance(fn, ElsewhereBox),
+            "can_be_eager": function.seed_position is None and snapshot_owner(fn) is None,
+            "batch": len(x),
         }
         self._findings = Findings()
         self._left_out: list[str] = []
@@ -115,6 +122,8 @@ class Session:
             monitor = DriftMonitor(facts.usable[: max(SETTINGS.rows, sampler.caller.smallest)])
             measurements = [(kind.name, kind.metadata["title"], kind.metadata["by"]) for kind in fields(Findings)]
             for name, title, measure in (*measurements, ("history", "History", monitor.measure_drift)):
+                if name == "overlap" and not may_overlap(sampler, facts):
+                    continue
                 yield title
                 self._attempt("", monitor.look, sampler, facts)
                 facts = facts.with_finding(name, self._attempt(title, measure, sampler, facts, self._generator))

@@ -6,10 +6,12 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from bondgrad.policies import Calibrated
+from bondgrad.probing._advice import CORES, Advice, TrainingStep, advise
 from bondgrad.probing._differences import Smoothness, StepLadder, measure_smoothness, measure_steps
 from bondgrad.probing._influences import History, RowCoupling, measure_memory, measure_row_coupling
 from bondgrad.probing._inputs import Dependence, Ranges, Sensitivity, measure_effects, measure_pattern, measure_ranges
 from bondgrad.probing._number_format import applying, duration
+from bondgrad.probing._overlap import Overlap, measure_overlap
 from bondgrad.probing._randomness import GENERATORS, Randomness, measure_randomness
 from bondgrad.probing._rounding import Rounding, measure_rounding, precision_of
 from bondgrad.probing._speed import Speed, measure_speed
@@ -31,6 +33,7 @@ class Findings:
     randomness: Randomness | None = field(default=None, metadata={"title": "The same again", "by": measure_randomness})
     speed: Speed | None = field(default=None, metadata={"title": "Speed", "by": measure_speed})
     history: History | None = field(default=None, metadata={"title": "History", "by": measure_memory})
+    overlap: Overlap | None = field(default=None, metadata={"title": "Side by side", "by": measure_overlap})
     rounding: Rounding | None = field(default=None, metadata={"title": "Rounding", "by": measure_rounding})
     steps: StepLadder | None = field(default=None, metadata={"title": "Steps", "by": measure_steps})
     company: RowCoupling | None = field(default=None, metadata={"title": "Rows together", "by": measure_row_coupling})
@@ -73,6 +76,9 @@ class Report(Findings):
     flaky: int  # number of calls or rows that failed, and succeeded when repeated
     left_out: list[str]  # measurements that were not made, each with the reason
     evaluator_given: bool  # whether rows were evaluated by an evaluator that the user gave
+    evaluator_has_box: bool = False  # whether the box belongs to that evaluator
+    can_be_eager: bool = False  # whether BlackBox takes eager=True: the box has no seed, and no snapshots
+    batch: int = DEFAULT_BATCH  # rows of a training step for which an evaluator is recommended: as many as were given
     evaluations: int  # number of evaluations made, in rows
     calls: int  # number of calls made
     seconds: float  # duration of the probe
@@ -82,7 +88,6 @@ class Report(Findings):
         """The main properties of the box in one line, the most important first."""
         history, ranges, speed = self.history, self.ranges, self.speed
         constant = self.steps is not None and not self.steps.changes
-        unit = "call" if speed is not None and speed.vectorised else "row"
         kinds = {True: "vectorised", False: "not vectorised", None: ""}
         parts = applying(
             _row_coupling(self),
@@ -95,7 +100,7 @@ class Report(Findings):
             _precision(self),
             self.flaky > 0 and "fails at random",
             ranges is not None and (ranges.failing_rows > 0 or len(ranges.failures) > 0) and "fails in places",
-            speed is not None and speed.latency >= SLOW_ROW and f"takes {duration(speed.latency)} a {unit}",
+            speed is not None and speed.latency >= SLOW_ROW and f"takes {duration(speed.latency)} a {speed.unit}",
             speed is not None and ("one row at a time" if speed.max_rows == 1 else kinds[speed.vectorised]),
         )
         return ", ".join(parts) or "nothing could be found out"
@@ -104,9 +109,11 @@ class Report(Findings):
     def code(self) -> str:
         """The recommended BlackBox, in Python, with a reason for every argument."""
         lines = [f"    {name}={value},  # {reason}" for name, (value, reason) in recommend(self).items()]
-        imports = [f"from {self.module} import {self.name.partition('.')[0]}"] if self.module else []
-        box = ["box = bondgrad.BlackBox(", f"    {self.name},", *lines, ")"]
-        return "\n".join(["import bondgrad", *imports, "", *box])
+        known = self.module is not None and not self.evaluator_has_box
+        own = [f"from {self.module} import {self.name.partition('.')[0]}"] if known else []
+        standard = ["import os", ""] if any(CORES in line for line in lines) else []
+        box = "    None,  # it belongs to the evaluator" if self.evaluator_has_box else f"    {self.name},"
+        return "\n".join([*standard, "import bondgrad", *own, "", "box = bondgrad.BlackBox(", box, *lines, ")"])
 
     @property
     def reasons(self) -> dict[str, str]:
@@ -123,7 +130,7 @@ class Report(Findings):
         times = f"{self.flaky:,} times in {self.calls:,} calls, and not when asked again"
         return applying(
             self.flaky > 0
-            and f"It fails at random: {times}. Let it try again by itself: a call that raises ends a training.",
+            and f"It fails at random: {times}. In training such rows are asked again: see retries= of evaluators.",
             len(modules) > 0
             and f"BlackBox keeps a module in eval mode, so {' and '.join(modules)} will not be as measured here.",
             (not modules and self.company is not None and self.company.matters)
@@ -141,7 +148,23 @@ class Report(Findings):
     def words(self) -> dict[str, str]:
         """The finding of every measurement that was made, in sentences, by title."""
         found = {kind.metadata["title"]: getattr(self, kind.name) for kind in fields(Findings)}
-        return {title: result.words for title, result in found.items() if result is not None}
+        words = {title: result.words for title, result in found.items() if result is not None}
+        return words if self.advice is None else words | {"Evaluator": self.advice.words}
+
+    @property
+    def advice(self) -> Advice | None:
+        """What would shorten a training step: an evaluator, or `eager`. None: nothing that is known."""
+        speed, history, company = self.speed, self.history, self.company
+        remembers, coupled = history is not None and history.remembers, company is not None and company.matters
+        if speed is None or self.evaluator_given or remembers or coupled:
+            return None
+        nature = "" if self.randomness is None else "deterministic" if self.randomness.deterministic else "random"
+        return advise(TrainingStep(self.batch, 2 * self._groups, speed, nature), self.overlap, self.can_be_eager)
+
+    @property
+    def _groups(self) -> int:
+        """The number of groups of inputs that a gradient moves, with the recommended structure."""
+        return self.in_features if self.dependence is None else self.dependence.groups
 
     @property
     def about(self) -> str:
@@ -151,8 +174,7 @@ class Report(Findings):
 
     def cost(self, batch: int = DEFAULT_BATCH, steps: int = DEFAULT_STEPS) -> dict[str, Cost]:
         """The predicted cost of training, by estimator: evaluations and seconds per step, hours in all."""
-        groups = self.in_features if self.dependence is None else self.dependence.groups
-        per_row = {"central": 2 * groups, "forward": groups, "simultaneous": 2}
+        per_row = {"central": 2 * self._groups, "forward": self._groups, "simultaneous": 2}
         return {estimator: self._cost(moved, batch, steps) for estimator, moved in per_row.items()}
 
     def _cost(self, moved: int, batch: int, steps: int) -> Cost:
@@ -264,6 +286,10 @@ def recommend(report: Report) -> dict[str, Reasoned]:
         wanted["evaluator"] = ("evaluator", "the one given" + remedy)
     elif most is not None:
         wanted["evaluator"] = (f"bondgrad.evaluators.Local(max_rows={most})", reason)
+    advice = report.advice
+    if advice is not None and advice.argument is not None:
+        also = f"; {reason}" if advice.argument == "evaluator" and most is not None else ""
+        wanted[advice.argument] = (advice.value, advice.reason + also)
     return {name: argument for name, argument in wanted.items() if argument is not None}
 
 

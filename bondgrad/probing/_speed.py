@@ -46,6 +46,11 @@ class Speed:
         per_row = [seconds / rows for rows, seconds in self.batches.items()]
         return False if per_row[0] < SETTINGS.gain * min(per_row) else None
 
+    @property
+    def unit(self) -> str:
+        """What the time of a call with one row is that of: "call" or "row"."""
+        return "call" if self.vectorised else "row"
+
     def seconds(self, rows: int) -> float:
         """Estimated seconds for `rows` rows, in as few calls as possible; extrapolated beyond the calls timed."""
         if self.max_rows is not None and rows > self.max_rows:

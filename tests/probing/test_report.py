@@ -138,8 +138,8 @@ def test_all_of_it():
         "    out_features=3,  # the width of its answers",
         ")",
         "",
-        "Mind: It fails at random: 1 times in 56 calls, and not when asked again. Let it try again by itself: a call "
-        "that raises ends a training.",
+        "Mind: It fails at random: 1 times in 56 calls, and not when asked again. In training such rows are asked "
+        "again: see retries= of evaluators.",
         "Cost of 1,000 steps of 64 rows: central 596 evaluations a step, 14 days in all (extrapolated); forward 330 "
         "evaluations a step, 7.6 days in all (extrapolated); simultaneous 197 evaluations a step, 4.6 days in all "
         "(extrapolated)",

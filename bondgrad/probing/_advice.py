@@ -1,0 +1,96 @@
+"""Which evaluator shortens a training step, given how long calls take and whether they can run side by side."""
+
+import math
+import os
+from dataclasses import dataclass
+
+from bondgrad.probing._number_format import applying, duration
+from bondgrad.probing._overlap import Overlap
+from bondgrad.probing._speed import Speed
+
+THREADS = 8  # recommended for a box that waits
+LEAST_GAIN = 1.33  # how many times faster a step must become
+SLOW_CALL = 1e-3  # seconds of a call from which on it counts how many there are
+CORES = "os.cpu_count()"  # in recommended code, which may run on another machine
+SENT = (
+    "It is sent to the processes with all that it refers to; Processes(n, factory) makes one in each of them instead."
+)
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A recommended argument of BlackBox that shortens a training step."""
+
+    argument: str | None  # its name; None: what to do takes more than an argument
+    value: str  # in Python
+    reason: str  # for the code
+    words: str  # for the report, in sentences
+
+
+@dataclass(frozen=True)
+class TrainingStep:
+    """The evaluations of a training step, and how long they take."""
+
+    rows: int  # of the batch
+    moved: int  # evaluations of the gradient, for each row
+    speed: Speed
+    nature: str  # "deterministic" or "random"; empty: not known
+
+    def seconds(self, workers: int = 1) -> float:
+        """Seconds of the forward and of the backward pass, with rows divided among workers."""
+        passes = self.rows, self.rows * self.moved
+        return sum(self.speed.seconds(math.ceil(rows / workers)) for rows in passes)
+
+    @property
+    def seconds_at_once(self) -> float:
+        """Seconds of all evaluations in one call."""
+        return self.speed.seconds(self.rows * (1 + self.moved))
+
+    @property
+    def box(self) -> str:
+        """What the box is like, in words."""
+        one = self.speed.max_rows == 1 and "one row at a time"
+        return ", ".join(applying(f"{duration(self.speed.latency)} a {self.speed.unit}", one, self.nature))
+
+    def gains(self, after: float) -> bool:
+        """Whether a step that takes so many seconds is much shorter."""
+        return self.seconds() > LEAST_GAIN * after
+
+    def change(self, after: float) -> str:
+        """How a step becomes shorter, in words."""
+        return f"a step of {self.rows:,} rows from {duration(self.seconds())} to {duration(after)}"
+
+
+def advise(step: TrainingStep, overlap: Overlap | None, eager: bool) -> Advice | None:
+    """What shortens a step by much; None: nothing that is known.
+
+    Args:
+        step: The step.
+        overlap: Whether calls can run side by side; None: it was not measured.
+        eager: Whether the evaluations of a gradient can be made in the forward pass.
+    """
+    divided = None if overlap is None else _several_workers(step, overlap)
+    return divided or (_one_call(step) if eager else None)
+
+
+def _several_workers(step: TrainingStep, overlap: Overlap) -> Advice | None:
+    workers, n = (os.cpu_count() or 1, CORES) if overlap.needs_cores else (THREADS, str(THREADS))
+    after = step.seconds(workers)
+    if not (overlap.threads_help or overlap.processes_help) or not step.gains(after):
+        return None
+    change = step.change(after)
+    if not overlap.threads_help and overlap.picklable is False:
+        words = f"{step.box}: Processes({n}, factory) would bring {change}, with a factory that makes the box in each "
+        return Advice(None, "", "", words + "process. This one cannot be sent there.")
+    most = "" if step.speed.max_rows is None else f", max_rows={step.speed.max_rows}"
+    name = f"Threads({n}{most})" if overlap.threads_help else f"Processes({n}{most})"
+    words = f"{step.box}: {name} brings {change}." + ("" if overlap.threads_help else f" {SENT}")
+    return Advice("evaluator", f"bondgrad.evaluators.{name}", f"brings {change}", words)
+
+
+def _one_call(step: TrainingStep) -> Advice | None:
+    after = step.seconds_at_once
+    if step.speed.latency < SLOW_CALL or not step.gains(after):
+        return None
+    change, why = step.change(after), "since one call does the work of two"
+    return Advice("eager", "True", f"brings {change}, {why}", f"{step.box}: eager=True brings {change}, {why}.")
