@@ -167,6 +167,8 @@ def _settings(run: str, values: dict[str, Any]) -> Settings:
     if "policy" in _mapping(f"{run}, gradient", values.get("gradient", {})):
         policy = _mapping(f"{run}, policy", values["gradient"]["policy"])
         values["gradient"] = values["gradient"] | {"policy": {"kind": "bond", **policy}}
+    if values.get("gradient", {}).get("evaluator") is not None:
+        _mapping(f"{run}, evaluator", values["gradient"]["evaluator"])
     if "reading" in values.get("gradient", {}):
         reading = _mapping(f"{run}, reading", values["gradient"]["reading"])
         values["gradient"] = values["gradient"] | {"reading": Reading(**_known(Reading, reading, f"{run}, reading"))}

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from bondgrad import reservoirs
 from bondgrad.box import BlackBox
 from bondgrad.experiments import readings
-from bondgrad.experiments.settings import ESTIMATED, Part, Settings, one_of
+from bondgrad.experiments.evaluation import made_evaluator
+from bondgrad.experiments.settings import ESTIMATED, Part, Settings, one_of, slug
 from bondgrad.networks import densenet, ffnn, resnet101
 from bondgrad.policies import Bond, Calibrated, Fixed, Gaussian, Optimal, Policy
 
@@ -32,6 +33,11 @@ class Parts(NamedTuple):
     through: "Through | None"  # the box, with its noise, as a layer that autograd sees through
     exact: "Through | None"  # the same without noise, to compare with
     black_box: BlackBox | None  # the box as a layer that may only be called; None for AD and SPSA
+
+    def close(self) -> None:
+        """End what the evaluator of the box has started elsewhere."""
+        if self.black_box is not None:
+            self.black_box.evaluator.close()
 
 
 class Through(nn.Module):
@@ -97,16 +103,19 @@ def build(settings: Settings, seed: int, device: torch.device) -> Parts:
     black_box = None
     how = settings.gradient
     if how.method in ESTIMATED:
+        evaluator = made_evaluator(how.evaluator, f"{slug(settings.run)}-{seed}.journal")
+        elsewhere = evaluator is not None and evaluator.describe() is not None  # a box that the evaluator has itself
         black_box = BlackBox(
-            box,
+            None if elsewhere else box,
             box.in_features,
             box.out_features,
             estimator=readings.estimator(how, box.in_features, box.out_features),
             policy=made_policy(settings, 0),
             noise=how.noise,
             limits=limits,
-            structure=how.structure,
+            structure=how.structure or (box.structure if elsewhere else None),
             state=start,
+            evaluator=evaluator,
             seed=seed,
         ).to(device)
     return Parts(*networks, through, exact, black_box)

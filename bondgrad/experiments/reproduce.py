@@ -12,6 +12,7 @@ from bondgrad import report
 from bondgrad.experiments import config, task
 from bondgrad.experiments.config import Experiment
 from bondgrad.experiments.cost import cost
+from bondgrad.experiments.evaluation import without_journal
 from bondgrad.experiments.gate_sweep import gate_sweep
 from bondgrad.experiments.model import Parts, build
 from bondgrad.experiments.runner import AT_ONCE, Runner
@@ -85,7 +86,8 @@ def check(experiment: Experiment, folder: Path) -> None:
     }
     for settings in different.values():
         try:
-            parts = build(settings, 0, torch.device("cpu"))
+            parts = build(without_journal(settings), 0, torch.device("cpu"))
+            parts.close()
             shape = repr((settings.data, settings.batch, settings.read_in, settings.box, settings.read_out))
             if shape not in shapes:  # of a sweep, once is enough
                 _try_out(settings, parts, folder)

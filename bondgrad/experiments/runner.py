@@ -93,10 +93,17 @@ class Runner:
         return run
 
     def _group(self, todo: list[tuple[Settings, int]], console: Console, which: str) -> None:
-        begun = [self._begun(settings, seed, console) for settings, seed in todo]
-        runs = [run for run in begun if run is not None]
-        if not runs:
-            return
+        with contextlib.ExitStack() as opened:  # also after Ctrl-C nothing that evaluators have started is left
+            runs = []
+            for settings, seed in todo:
+                if (run := self._begun(settings, seed, console)) is not None:
+                    opened.callback(run.parts.close)
+                    runs.append(run)
+            if runs:
+                self._train(runs, console, which)
+
+    def _train(self, runs: list[Run], console: Console, which: str) -> None:
+        """Show how the runs go on, to their end or until they are stopped."""
         columns = (
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=10),

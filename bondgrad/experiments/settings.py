@@ -1,12 +1,14 @@
 """All that decides how a run goes, checked."""
 
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 ESTIMATED = ("BOND", "BONDS", "forward")  # methods that estimate the gradient at the box's inputs
 METHODS = ("AD", *ESTIMATED, "SPSA")
+EVALUATORS = ("local", "threads", "processes", "ray", "dask", "umbridge")
 LOSSES = {
     "california_housing": "huber",
     "fashion_mnist": "cross_entropy",
@@ -72,6 +74,8 @@ class Gradient:
         mu: Size of SPSA's perturbations.
         graphs: 1: one computational graph from data to loss; 2: one for the read-in, and one from the box on.
         structure: None: what the box declares about itself. "dense": every output may depend on every input.
+        evaluator: {kind: one of `EVALUATORS`, and its arguments}. None: in this process. With `journal`, the name of a
+            folder, every evaluation is written into a file there, one for each run and seed.
         reading: How the paper is read.
     """
 
@@ -83,6 +87,7 @@ class Gradient:
     mu: float = 1e-3
     graphs: int = 1
     structure: str | None = None
+    evaluator: Part | None = None
     reading: Reading = field(default_factory=Reading)
 
     @property
@@ -187,6 +192,7 @@ class Settings:
             raise ValueError(
                 f"a schedule has one factor more than parts, got {len(schedule.factors)} for {len(schedule.until)}"
             )
+        _check_evaluator(self)
         if problem := how.without_effect:
             raise ValueError(f"{self.run}: {problem}")
         if how.reading.eta == "scheduled" and not all(schedule.factors):
@@ -209,10 +215,39 @@ class Settings:
         plain: dict[str, Any] = _plain(asdict(self))
         gradient = plain["gradient"]
         gradient["reading"] = self.gradient.reading.changes()
-        for holder, name in ((gradient, "reading"), (gradient, "structure"), (plain, "compile")):
+        for holder, name in (
+            (gradient, "reading"),
+            (gradient, "structure"),
+            (gradient, "evaluator"),
+            (plain, "compile"),
+        ):
             if not holder[name]:
                 del holder[name]
         return plain
+
+
+def _check_evaluator(settings: Settings) -> None:
+    """Refuse an evaluator that would do something else than what is meant."""
+    how, box = settings.gradient, settings.box or {}
+    if how.evaluator is None:
+        return
+    one_of("kind of an evaluator", how.evaluator.get("kind"), EVALUATORS)
+    if not isinstance(how.evaluator.get("journal", ""), str):
+        raise ValueError(f"journal must be the name of a folder, got {how.evaluator['journal']!r}")
+    if how.method not in ESTIMATED:
+        raise ValueError(
+            f"{settings.run}: an evaluator is for {', '.join(ESTIMATED)}, not for {how.method}: say evaluator: null"
+        )
+    if how.evaluator["kind"] != "local" and (box.get("noise") or box.get("bench") is not None):
+        raise ValueError(
+            f"{settings.run}: a box with noise or a bench answers one row after the other, so that a run can be "
+            "repeated: say evaluator: {kind: local}"
+        )
+
+
+def slug(name: str) -> str:
+    """A name for a file."""
+    return re.sub(r"[^\w.+=-]+", "_", name)
 
 
 def one_of(what: str, value: object, allowed: Iterable[object]) -> None:

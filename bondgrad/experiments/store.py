@@ -14,7 +14,6 @@ import hashlib
 import json
 import os
 import platform
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +25,7 @@ import yaml
 from bondgrad._version import __version__
 from bondgrad.experiments.comparison import LOOK
 from bondgrad.experiments.config import Experiment, load
-from bondgrad.experiments.settings import Settings
+from bondgrad.experiments.settings import Settings, slug
 from bondgrad.experiments.trainer import Run
 
 try:
@@ -263,11 +262,6 @@ class Store:
             whole = replace(self.experiment, runs=tuple(runs.values()), seeds=self.chosen.seeds)
             text = yaml.safe_dump(whole.as_dict(), sort_keys=False, allow_unicode=True, width=120)
             _write(path, text)
-
-
-def slug(name: str) -> str:
-    """A name for a file."""
-    return re.sub(r"[^\w.+=-]+", "_", name)
 
 
 def fingerprint(settings: dict[str, Any]) -> str:

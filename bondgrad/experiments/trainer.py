@@ -282,7 +282,8 @@ class Run:
     def asked(self) -> int:
         """Rows, or sequences, sent to the box so far, in training."""
         if self.parts.black_box is not None:
-            return self.evaluations + self.parts.black_box.stats.evaluations
+            stats = self.parts.black_box.stats  # what a journal answered was sent by a process before this one
+            return self.evaluations + stats.evaluations + stats.recorded
         through = self.parts.through
         passes = 0 if through is None else 1 if self.spsa is None else 1 + 2 * self.spsa.n
         rows = 1 if through is not None and through.state is not None else self.settings.batch  # a sequence counts once

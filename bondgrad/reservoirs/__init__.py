@@ -6,6 +6,7 @@ without being told.
 
 from bondgrad.reservoirs._compose import Noisy, Tile
 from bondgrad.reservoirs._dots import QuantumDotArray
+from bondgrad.reservoirs._farm import Farm
 from bondgrad.reservoirs._instrument import Instrument
 from bondgrad.reservoirs._networks import EchoState, Fixed, Parallel
 from bondgrad.reservoirs._others import HamiltonianEvolution, OrthogonalKernel, Polynomial, SpringChain
@@ -13,6 +14,7 @@ from bondgrad.reservoirs._rockmelon import Rockmelon
 
 __all__ = [
     "EchoState",
+    "Farm",
     "Fixed",
     "HamiltonianEvolution",
     "Instrument",

@@ -25,6 +25,8 @@ class Instrument(Reservoir):
         noise: Standard deviation of a reading.
         drift: By how much the voltage that arrives at each input wanders off in one second, as a standard deviation
             that grows with the root of time.
+        spread: How much copies of the device differ: the standard deviation of a voltage that is added to each input of
+            this one, from the beginning on. See `Farm` for several of them.
         hysteresis: How far what the device notices lags behind. A voltage that turns back has to go twice that far
             before it is noticed.
         ramp: Volts per second at which voltages change; the input with the longest way decides.
@@ -33,7 +35,7 @@ class Instrument(Reservoir):
         one_at_a_time: Refuse calls with more than one row: `evaluator=bondgrad.evaluators.Local(max_rows=1)`. A `Tile`
             of it asks for its groups one by one.
         sleep: Really take the time. Otherwise it is only counted, in `seconds`.
-        seed: Of noise and drift. None: drawn from torch's own random numbers.
+        seed: Of noise, drift and spread. None: drawn from torch's own random numbers.
 
     Example:
         >>> from bondgrad.reservoirs import QuantumDotArray
@@ -45,7 +47,7 @@ class Instrument(Reservoir):
 
     voltage: Tensor  # [d] that was set last
     follows: Tensor  # [d] what the device noticed of it
-    offset: Tensor  # [d] how far it has drifted
+    offset: Tensor  # [d] that is added to it: of this copy of the device, and by drift since
 
     def __init__(
         self,
@@ -54,6 +56,7 @@ class Instrument(Reservoir):
         limits: tuple[Any, Any] | None = None,
         noise: float = 0.0,
         drift: float = 0.0,
+        spread: float = 0.0,
         hysteresis: float = 0.0,
         ramp: float = math.inf,
         settle: float = 0.0,
@@ -67,6 +70,7 @@ class Instrument(Reservoir):
         self.device, self.structure = device, structure
         self.limits = None if limits is None else Limits(limits, self.in_features)
         self.noise, self.drift = not_negative("noise", noise), not_negative("drift", drift)
+        self.spread = not_negative("spread", spread)
         self.hysteresis, self.settle = not_negative("hysteresis", hysteresis), not_negative("settle", settle)
         self.ramp = math.inf if ramp == math.inf else positive_float("ramp", ramp)
         self.integrate = positive_float("integrate", integrate)
@@ -75,6 +79,8 @@ class Instrument(Reservoir):
         self.random = Generators(seed)
         for name in ("voltage", "follows", "offset"):
             self.register_buffer(name, torch.zeros(self.in_features))
+        if self.spread:
+            self.offset += self.spread * self._normal(self.offset)
 
     def answer(self, x: Tensor) -> Tensor:
         """Voltages [N, d] -> readings [N, d_out]."""
@@ -130,7 +136,7 @@ class Instrument(Reservoir):
         return torch.clamp(self.follows.to(x.dtype, copy=True), low, high)
 
     def _drifted(self, duration: Tensor, x: Tensor) -> Tensor:
-        """How far [N, d] the inputs have drifted at each reading."""
+        """The voltages [N, d] that are added to the inputs at each reading."""
         if not self.drift:
             return self.offset.to(x.dtype).expand(x.shape)
         wander = (self.drift * duration.sqrt()[:, None]).to(x.dtype) * self._normal(x)
