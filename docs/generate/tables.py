@@ -8,6 +8,8 @@ import re
 import sys
 from pathlib import Path
 
+from evaluators_tables import evaluators_tables
+from journal_table import journal_table
 from measured import measured
 from measured_demo import demo
 from pytorch_table import pytorch_table
@@ -23,6 +25,8 @@ def rendered() -> dict[Path, str]:
         docs / "reproduced.md": reproduced(),
         docs / "pytorch.md": with_table(docs / "pytorch.md", pytorch_table()),
         docs / "measured.md": measured(),
+        docs / "journal.md": with_table(docs / "journal.md", journal_table()),
+        docs / "evaluators.md": with_named_tables(docs / "evaluators.md", evaluators_tables()),
     }
 
 
@@ -30,6 +34,15 @@ def with_table(path: Path, text: str) -> str:
     """Return the document, with this text between its marks."""
     between = re.compile(r"(<!-- table.*? -->\n).*?(<!-- end -->)", re.DOTALL)
     return between.sub(lambda match: match[1] + "\n" + text + "\n\n" + match[2], path.read_text())
+
+
+def with_named_tables(path: Path, texts: dict[str, str]) -> str:
+    """Return the document, with each of these texts between the marks of its name."""
+    document = path.read_text()
+    for name, text in texts.items():
+        between = re.compile(rf"(<!-- table {name}:.*? -->\n).*?(<!-- end -->)", re.DOTALL)
+        document = between.sub(lambda match, text=text: match[1] + "\n" + text + "\n\n" + match[2], document)
+    return document
 
 
 def main(check: bool) -> None:

@@ -1,6 +1,7 @@
 """What the documents say is true: their code runs, their figures are those in results/."""
 
 import importlib.metadata
+import json
 import re
 import subprocess
 import sys
@@ -12,17 +13,17 @@ import yaml
 from bondgrad.experiments import config
 
 ROOT = Path(__file__).parents[2]
-README, PYTORCH, STRUCTURE, PROBE, STEPS, RESERVOIRS = (
+NAMES = ("pytorch", "structure", "probe", "steps", "reservoirs", "evaluators", "journal")
+DOCUMENTS = [
     re.findall(r"```python\n(.*?)```", (ROOT / path).read_text(), re.DOTALL)
-    for path in ("README.md", *(f"docs/{name}.md" for name in ("pytorch", "structure", "probe", "steps", "reservoirs")))
-)
+    for path in ("README.md", *(f"docs/{name}.md" for name in NAMES))
+]
 
 
 def test_the_code_in_the_documents_runs():
-    documents = (README, PYTORCH, STRUCTURE, PROBE, STEPS, RESERVOIRS)
-    assert [len(blocks) for blocks in documents] == [2, 2, 4, 1, 2, 3]
+    assert [len(blocks) for blocks in DOCUMENTS] == [2, 2, 4, 1, 2, 3, 3, 3]
     names = {}
-    for blocks in documents:
+    for blocks in DOCUMENTS:
         for block in blocks:  # one after the other, as a reader would
             exec(block, names)  # noqa: S102
     assert names["read_in"].weight.grad.abs().max() > 0
@@ -33,6 +34,18 @@ def test_the_code_in_the_documents_runs():
 
 def test_the_figures_are_those_of_the_results():
     subprocess.run([sys.executable, "docs/generate/tables.py", "--check"], cwd=ROOT, check=True)
+
+
+def test_what_is_said_of_evaluators_is_in_the_results():
+    for kind in ("processes", "ray"):
+        numbers = json.loads((ROOT / f"results/evaluator_faults_{kind}.json").read_text())["numbers"]
+        faulty = numbers["faulty"]
+        assert numbers["steps"] == 500
+        assert faulty["signs, %"] > numbers["without faults"]["signs, %"] - 0.1
+        assert faulty["evaluations"] == faulty["in the journal"]
+    speed = json.loads((ROOT / "results/evaluator_speed.json").read_text())["numbers"]
+    assert all(3.6 <= row["speed-up"] < 4.1 for row in speed["workers"].values())
+    assert speed["eager"]["20 ms a call, Local"]["ratio"] < 0.55
 
 
 def test_no_script_has_the_name_of_a_package():
