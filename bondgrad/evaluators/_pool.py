@@ -68,7 +68,7 @@ class WorkerPool(Evaluator):
         self._workers: list[Worker] = []
         self._process = os.getpid()
         self._start_error: BoxError | None = None
-        weakref.finalize(self, _close_all, self._workers, os.getpid())  # also at the end of the program
+        weakref.finalize(self, _finalize, self._workers, os.getpid())  # also at the end of the program
 
     def __reduce__(self) -> Any:  # noqa: ANN401
         return _remade, (type(self), self.settings())  # workers cannot be copied or saved with a model
@@ -237,6 +237,20 @@ class WorkerPool(Evaluator):
         return failed
 
     start_advice = ". Call the factory yourself to see why."
+
+
+def _finalize(workers: list[Worker], process: int) -> None:
+    """End the workers of a pool that was not closed.
+
+    The garbage collector calls this in whichever thread it happens to run, with whatever locks held: in the loop of
+    Dask, or in a thread that belongs to one of the workers. What has to wait for those is done in a thread of its own.
+    """
+    if process != os.getpid() or not workers:
+        return
+    if threading.main_thread().is_alive():
+        threading.Thread(target=_close_all, args=(workers, process)).start()  # the program waits for it
+    else:  # the program is ending, and starts no threads any more
+        _close_all(workers, process)
 
 
 def _close_all(workers: list[Worker], process: int) -> None:

@@ -221,6 +221,31 @@ def test_more_tasks_than_workers_that_hang_are_an_error():
     assert layer.evaluator.abandoned == 0
 
 
+def test_an_evaluator_that_the_loop_of_dask_collects_cancels_its_task(client, tmp_path):
+    """A finalizer may run in any thread; there, the cancellation is only a coroutine that nobody awaits."""
+    release, held, collected = tmp_path / "release", [], threading.Event()
+
+    def hang(x: torch.Tensor):
+        while not release.exists():
+            time.sleep(0.01)
+        return x
+
+    def drop():
+        held.clear()
+        gc.collect()  # errors refer to the evaluator, and it to them
+        collected.set()
+
+    held.append(Executor(client, n=1, max_rows=1, timeout=0.1, retries=0))
+    with pytest.raises(BoxError, match="did not answer"):
+        ask(held[0], hang, X[:2])
+    reference = weakref.ref(held[0])
+    client.loop.add_callback(drop)
+    assert collected.wait(60)
+    assert reference() is None
+    release.touch()
+    assert torch.equal(ask(Executor(client, max_rows=1), sine()).y, X.sin())
+
+
 def test_dask_replaces_a_worker_that_dies(client, tmp_path):
     outcome = ask(Executor(client, max_rows=1), once(tmp_path / "once", kill_process))
     assert torch.equal(outcome.y, X.sin())
