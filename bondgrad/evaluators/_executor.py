@@ -1,6 +1,7 @@
 """Evaluation by an executor: Dask, MPI, Slurm, Parsl, loky, or one of the standard library."""
 
 import concurrent.futures
+import contextlib
 import itertools
 import os
 from collections.abc import Callable
@@ -209,7 +210,7 @@ class ExecutorWorker(RemoteWorker):
     def close(self) -> None:
         """Cancel the task, if it has not begun."""
         if (task := self._task) is not None:
-            task.cancel()
+            _cancel(task)
 
     def _submit(self, ended: Callable[["Future[Any]"], None], work: Callable[..., Any], *arguments: Any) -> None:  # noqa: ANN401
         task = self._task = self._submitter.submit(work, *arguments)
@@ -220,6 +221,11 @@ class ExecutorWorker(RemoteWorker):
 
         task.add_done_callback(forget)
         task.add_done_callback(ended)
+
+
+def _cancel(task: "Future[Any]") -> None:
+    with contextlib.suppress(NotImplementedError):  # Parsl cannot
+        task.cancel()
 
 
 def _numbered(_: int, work: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401

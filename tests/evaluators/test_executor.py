@@ -1,5 +1,6 @@
 """Evaluation by executors: threads, loky, Dask with two processes, and jobs of submitit."""
 
+import contextlib
 import copy
 import gc
 import os
@@ -9,7 +10,7 @@ import threading
 import time
 import warnings
 import weakref
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 
 import pytest
 import torch
@@ -290,6 +291,31 @@ def test_jobs_of_submitit(tmp_path):
     layer = BlackBox(sine(), 3, evaluator=Executor(submitit.LocalExecutor(tmp_path), n=1))
     assert torch.equal(layer(X), X.sin())
     assert layer.stats.evaluations == 4
+
+
+def suppressed(work):
+    with contextlib.suppress(Exception):
+        work()
+
+
+def test_futures_that_cannot_be_cancelled():
+    class Uncancellable(Future):
+        """As that of Parsl."""
+
+        def cancel(self):
+            raise NotImplementedError
+
+    class Plain:
+        submitted = threading.Event()
+
+        def submit(self, fn, *arguments):
+            self.submitted.set()
+            return Uncancellable()
+
+    evaluator = Executor(Plain(), sine, n=1)
+    threading.Thread(target=lambda: suppressed(evaluator.describe), daemon=True).start()
+    assert Plain.submitted.wait(60)
+    evaluator.close()
 
 
 def test_it_leaves_the_executor_as_it_is(threads):
