@@ -17,6 +17,7 @@ from bondgrad.evaluators._worker import (
     MissingBoxError,
     Source,
     Worker,
+    fulfil,
     prepare_here,
     takes_number,
     work_here,
@@ -145,13 +146,32 @@ class Submitter:
             task.set_exception(error)
             if isinstance(error, RuntimeError):  # it was shut down
                 self.broken = error
-        future: Future[Any] = task if isinstance(task, Future) else in_thread(task.result)
+        future: Future[Any] = task if isinstance(task, Future) else JobFuture(task)
         future.add_done_callback(self._watch)
         return future
 
     def _watch(self, task: "Future[Any]") -> None:
         if not task.cancelled() and isinstance(error := task.exception(), BrokenExecutor):
             self.broken = error
+
+
+class JobFuture(Future[Any]):
+    """The outcome of a job, for which a thread waits.
+
+    Args:
+        job: Has a method `result`, and perhaps a method `cancel`, which ends it.
+    """
+
+    def __init__(self, job: Any) -> None:  # noqa: ANN401
+        super().__init__()
+        self._job = job
+        in_thread(lambda: fulfil(self, job.result))
+
+    def cancel(self) -> bool:
+        """End the job, also if it has begun. Its outcome, an error, comes when the executor has seen that."""
+        if not self.done():
+            self._job.cancel()
+        return False
 
 
 class ExecutorWorker(RemoteWorker):
@@ -168,6 +188,7 @@ class ExecutorWorker(RemoteWorker):
         self._submitter = submitter
         self._task: Future[Any] | None = None  # while it runs: its callbacks would keep the whole evaluator alive
         self._late: Future[Any] | None = None  # one that took too long
+        self._left: list[Future[Any]] = []  # jobs that took too long, and may still be at it
 
     def prepare(self, source: Source) -> "Future[Description]":
         """Let one of the executor's workers make its box, so that the time which it needs is not that of a task."""
@@ -201,16 +222,20 @@ class ExecutorWorker(RemoteWorker):
     def expire(self) -> None:
         """Leave the task to itself.
 
-        It is not cancelled: Dask would believe that its thread is free, and send others there.
+        It is not cancelled: Dask would believe that its thread is free, and send others there, and Slurm may start
+        nothing on the node of a job that is being ended.
         """
         task = self._late = self._task
         if task is not None:  # otherwise it has just ended
+            self._left = [left for left in (*self._left, task) if isinstance(left, JobFuture) and not left.done()]
             self._submitter.abandoned.add(task.done)
 
     def close(self) -> None:
-        """Cancel the task, if it has not begun."""
-        if (task := self._task) is not None:
-            _cancel(task)
+        """Cancel the task, if it has not begun. Jobs are ended, also those that took too long."""
+        left, self._left = self._left, []
+        for task in (self._task, *left):
+            if task is not None:
+                _cancel(task)
 
     def _submit(self, ended: Callable[["Future[Any]"], None], work: Callable[..., Any], *arguments: Any) -> None:  # noqa: ANN401
         task = self._task = self._submitter.submit(work, *arguments)
@@ -224,7 +249,7 @@ class ExecutorWorker(RemoteWorker):
 
 
 def _cancel(task: "Future[Any]") -> None:
-    with contextlib.suppress(NotImplementedError):  # Parsl cannot
+    with contextlib.suppress(Exception):  # Parsl cannot, and a job may have ended
         task.cancel()
 
 

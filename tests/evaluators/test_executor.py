@@ -293,6 +293,25 @@ def test_jobs_of_submitit(tmp_path):
     assert layer.stats.evaluations == 4
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_closing_ends_jobs(tmp_path, late):
+    submitit = pytest.importorskip("submitit")
+    psutil = pytest.importorskip("psutil")
+
+    def box(x: torch.Tensor):
+        (tmp_path / "begun").write_text(str(os.getpid()))
+        time.sleep(600)
+
+    evaluator = Executor(submitit.LocalExecutor(tmp_path), n=1, timeout=10.0 if late else None, retries=0)
+    layer = BlackBox(box, 3, evaluator=evaluator)
+    threading.Thread(target=lambda: suppressed(lambda: layer(X[:1])), daemon=True).start()
+    eventually((tmp_path / "begun").exists)
+    if late:
+        eventually(lambda: evaluator.abandoned == 1)
+    evaluator.close()
+    eventually(lambda: not psutil.pid_exists(int((tmp_path / "begun").read_text() or 0)))
+
+
 def suppressed(work):
     with contextlib.suppress(Exception):
         work()
