@@ -7,7 +7,7 @@ import time
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, as_completed
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from bondgrad.evaluators._calls import evaluate_rows
 from bondgrad.evaluators._evaluator import Answer, Description, Evaluator, Request
 from bondgrad.evaluators._pace import Pace
 from bondgrad.evaluators._run import Run
-from bondgrad.evaluators._worker import Source, StartError, Worker
+from bondgrad.evaluators._worker import Source, StartError, Worker, takes_number
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,7 @@ class WorkerPool(Evaluator):
     """
 
     overlaps = True
+    any_describes = False  # whether all workers are asked what the box is like: there may be no room for the first
     memory = 256 * 2**20  # rows leave this process, so that its caches do not matter, and every request is waited for
 
     def __init__(
@@ -86,15 +87,18 @@ class WorkerPool(Evaluator):
         """What workers make their box of: the factory, or the function of a request."""
 
     def describe(self) -> Description | None:
-        """See `Evaluator.describe`. The first worker is started for it."""
+        """See `Evaluator.describe`. The first worker is started for it, or all of them, and any may answer."""
         if self.factory is None:
             return None
         source = self.source(None)
         with self._changed:
             self._start_workers()
-            worker = self._workers[0]
-        future = worker.prepare(source)
+            asked = self._workers[: self.n if self.any_describes else 1]
+        futures = {worker.prepare(source): worker for worker in asked}
         try:
+            for future in as_completed(futures):
+                if future.exception() is None or not takes_number(self.factory):  # otherwise others may make theirs
+                    break
             description = future.result()
         except Exception as error:
             self.close()
@@ -103,7 +107,7 @@ class WorkerPool(Evaluator):
             self.close()
             raise
         with self._changed:
-            worker.prepared.add(source.key)
+            futures[future].prepared.add(source.key)
         return description
 
     def evaluate(self, request: Request) -> Answer:

@@ -53,6 +53,8 @@ class Ray(RemotePool):
         >>> box = bondgrad.BlackBox(None, in_features=3, evaluator=evaluator)  # doctest: +SKIP
     """
 
+    any_describes = True
+
     def __init__(
         self,
         n: int,

@@ -15,6 +15,7 @@ import torch
 
 from bondgrad import BlackBox, BoxError
 from bondgrad.evaluators import Local, Ray
+from bondgrad.evaluators._ray import RayWorker
 from tests.evaluators.test_executor import GY, X, ask, eventually, gradient_of, kill_process, once, sine
 from tests.helpers import gradient
 
@@ -155,6 +156,26 @@ def test_training_goes_on_when_a_node_leaves(cluster, tmp_path):
         assert box.stats.failures == 0
         expected, _ = gradient_of(Local(max_rows=1), sine())
         assert torch.equal(gradient(BlackBox(None, 3, evaluator=evaluator, policy="bond", seed=0), X, GY), expected)
+
+
+def test_a_node_that_joins_gets_actors(cluster, monkeypatch):
+    before, made = live_actors(), RayWorker._living_actor
+
+    def last_for_worker_0(worker):  # there is no room left for its actor
+        if worker.number == 0:
+            eventually(lambda: live_actors() >= before + 2)
+        return made(worker)
+
+    monkeypatch.setattr(RayWorker, "_living_actor", last_for_worker_0)
+    with Ray(3, sine, resources={"num_cpus": 1}, max_rows=1) as evaluator:
+        layer = BlackBox(None, 3, evaluator=evaluator, policy="bond", seed=0)
+        expected, _ = gradient_of(Local(max_rows=1), sine())
+        assert torch.equal(gradient(layer, X, GY), expected)
+        assert 0 not in {worker.worker for worker in layer.stats.workers}
+        node = cluster.add_node(num_cpus=1, object_store_memory=STORE)
+        eventually(lambda: layer(X) is not None and len(layer.stats.workers) == 3)
+        assert layer.stats.failures == 0
+    cluster.remove_node(node)
 
 
 def test_an_evaluator_that_is_forgotten_leaves_no_actors(cluster):
