@@ -30,7 +30,7 @@ class Executor(RemotePool):
     ============ ===============================================================
     Dask         ``Executor(client)``, or ``Executor(client.get_executor(...))``
     MPI          ``Executor(mpi4py.futures.MPIPoolExecutor())``
-    Parsl        ``Executor(parsl.concurrent.ParslPoolExecutor(config))``
+    Parsl        ``Executor(parsl.concurrent.ParslPoolExecutor(config), n=16)``
     Slurm        ``Executor(submitit.AutoExecutor(folder), n=16)``
     loky         ``Executor(loky.get_reusable_executor(8))``
     ============ ===============================================================
@@ -42,7 +42,8 @@ class Executor(RemotePool):
     A task cannot be ended. One that exceeds `timeout` is left to itself, its late answer is dropped, and while it is at
     work, fewer others are sent; with more than n such tasks, `BoxError` is raised. The time begins when a task is sent,
     so that n should not be more than the executor can do at a time. An executor that is broken, as those of the
-    standard library and of loky are when one of their processes dies, raises `BoxError`; Dask goes on by itself.
+    standard library and of loky are when one of their processes dies, raises `BoxError`; Dask and Parsl go on by
+    themselves, a job of submitit that died is sent again if Slurm keeps accounts, and MPI ends the whole program.
 
     Args:
         executor: Has a method ``submit(function, *arguments)`` that returns a future, or a job with a method `result`;
