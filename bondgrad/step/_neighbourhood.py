@@ -144,7 +144,7 @@ class Neighbourhood:
 
             return evaluate
 
-        return self._estimate(gy, delta, evaluate_from)
+        return self._estimate(gy, delta, evaluate_from, all_at_once=known is not None)
 
     def planned(self, gy: Tensor, delta: Tensor) -> list[tuple[Tensor, slice]]:
         """The requests of the estimator, points [b, ..., ends, W] and rows of the batch, none of which is made."""
@@ -155,7 +155,7 @@ class Neighbourhood:
             requests.append((points, rows))
             return self.y.new_zeros(1).expand(*points.shape[:-1], width).clone(), None
 
-        self._estimate(gy, delta, lambda _: evaluate)
+        self._estimate(gy, delta, lambda _: evaluate, all_at_once=True)
         return requests
 
     def trial_slopes(self, gy: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
@@ -189,8 +189,13 @@ class Neighbourhood:
 
         return self._estimate(gy, delta, repeating_from), sound
 
-    def _estimate(self, gy: Tensor, delta: Tensor, evaluate_from: Callable[[int], Evaluate]) -> Tensor:
-        """The sum of the estimator's gradients over the time steps at which evaluations can start."""
+    def _estimate(
+        self, gy: Tensor, delta: Tensor, evaluate_from: Callable[[int], Evaluate], all_at_once: bool = False
+    ) -> Tensor:
+        """The sum of the estimator's gradients over the time steps at which evaluations can start.
+
+        With `all_at_once` the requests do not depend on the memory there is, which may be less when they are answered.
+        """
         estimator, x, y, d = self.parts.estimator, self.x, self.y, self.parts.in_features
         time = x.shape[1] // d
         d_out = y.shape[1] // time
@@ -206,7 +211,8 @@ class Neighbourhood:
             wanted = x.shape[0] * estimator.evaluations(x.shape[1] if groups is None else groups.count)
 
             def work(site: Site = site, start: int = start, wanted: int = wanted) -> Tensor:
-                return estimator.vjp(site, evaluate_from(start), self._portion(start, wanted))
+                most = sys.maxsize if all_at_once else self._portion(start, wanted)
+                return estimator.vjp(site, evaluate_from(start), most)
 
             part = self.run(work).to(x.dtype)
             if g is None:

@@ -160,6 +160,20 @@ def test_memory_that_runs_out_beside_the_gradient():
         assert torch.allclose(gradient(layer, x, torch.ones(8, 3)), x.cos(), atol=1e-3)
 
 
+def test_memory_that_runs_out_in_the_forward_pass_alone():
+    def fn(x: torch.Tensor):
+        if len(x) > 2 and torch.equal(x, x.round()):
+            raise MemoryError
+        return torch.sin(x)
+
+    with Threads(2) as evaluator, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        layer = BlackBox(fn, 3, 3, evaluator=evaluator, eager=True, policy=Fixed(1e-2))
+        x = torch.arange(24.0).view(8, 3)
+        assert torch.allclose(gradient(layer, x, torch.ones(8, 3)), x.cos(), atol=1e-3)
+    assert layer.stats.wasted == 0  # what was planned with more memory is used
+
+
 def test_closing_during_a_request_of_another_thread_ends_it():
     with Processes(2, max_rows=1, spares=0) as evaluator, warnings.catch_warnings():
         warnings.simplefilter("ignore")
