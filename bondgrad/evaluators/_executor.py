@@ -234,7 +234,7 @@ class ExecutorWorker(RemoteWorker):
     def close(self) -> None:
         """Cancel the task, if it has not begun. Jobs are ended, also those that took too long."""
         left, self._left = self._left, []
-        for task in (self._task, *left):
+        for task in {self._task, *left}:  # the task may be one that was left: a job must not be interrupted twice
             if task is not None:
                 _cancel(task)
 
