@@ -21,7 +21,7 @@ class Request(NamedTuple):
     function: Callable[..., Tensor]  # function(points, *context, seed=seed) -> [N, d_out]; counts its evaluations
     points: Tensor  # [N, d]
     context: tuple[Tensor, ...] = ()  # [N, ...] each: what else the function is given
-    pairs: bool = False  # rows 2k and 2k + 1 are the two signs of one perturbation: keep them together, in this order
+    pairs: bool = False  # rows 2k and 2k + 1 belong together, in this order; of an odd number the last row is alone
     seed: int | None = None  # for a function that takes one
     purpose: Purpose = "base"  # why these rows are evaluated
     number: int = 0  # of the request, counted by the driver

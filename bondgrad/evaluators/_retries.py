@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor, nn
 
 from bondgrad.evaluators._evaluator import RECORDED, Answer, Request
 
@@ -69,9 +70,9 @@ class RetrySearch:
         came = torch.ones(len(self._rows), dtype=torch.bool) if answer.ok is None else answer.ok.cpu()
         self.answered |= bool(came.any())
         ok = torch.isfinite(answer.y).all(1).cpu() & came
-        before, now = (t.view(-1, self._unit).sum(1) for t in (self.ok[self._rows], ok))
-        better = (now >= before).repeat_interleave(self._unit)  # both ends of a pair are of the same attempt
-        better &= came.view(-1, self._unit).any(1).repeat_interleave(self._unit)  # nothing takes no place
+        before, now = (self._by_unit(t).sum(1) for t in (self.ok[self._rows], ok))
+        better = (now >= before) & self._by_unit(came).any(1)  # nothing takes no place
+        better = better.repeat_interleave(self._unit)[: len(ok)]  # both ends of a pair are of the same attempt
         if self.request.whole:
             better[:] = True  # the state of the box is that after the last attempt
         rows = self._rows[better]
@@ -85,7 +86,7 @@ class RetrySearch:
 
     def next_attempt(self) -> Request | None:
         """The next request; None: all rows have outputs, or were asked often enough."""
-        failed = (~self.ok.view(-1, self._unit).all(1)).nonzero().squeeze(1)  # numbers of units
+        failed = (~self._by_unit(self.ok, alone=True).all(1)).nonzero().squeeze(1)  # numbers of units
         if len(failed) == 0 or not self._continues():
             return None
         size, request = self._size, self.request._replace(begun=None)
@@ -95,11 +96,16 @@ class RetrySearch:
         if not self.answered:
             few = min(len(failed), SETTINGS.tried_rows // self._unit)
             self._partial = few < len(failed)
-            failed = failed[(torch.arange(few) * len(failed) // few + self._retry) % len(failed)]
+            failed = failed[(torch.arange(few) * len(failed) // few + self._retry) % len(failed)].sort().values
             size = 1
-        self._rows = (failed[:, None] * self._unit + torch.arange(self._unit)).flatten()
+        rows = (failed[:, None] * self._unit + torch.arange(self._unit)).flatten()
+        self._rows = rows[rows < len(self.ok)]
         points, *context = (t[self._rows.to(t.device)] for t in (request.points, *request.context))
         return request._replace(points=points, context=tuple(context), max_rows=size, attempt=self.attempts - 1)
+
+    def _by_unit(self, rows: Tensor, alone: bool = False) -> Tensor:
+        """Booleans of rows [n] as [units, rows in a unit]; `alone` is put beside a last row that has no other."""
+        return nn.functional.pad(rows, (0, -len(rows) % self._unit), value=alone).view(-1, self._unit)
 
     def _continues(self) -> bool:
         """Whether there is a next attempt. Sets the pause before it, and the rows in its calls."""

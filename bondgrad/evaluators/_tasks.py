@@ -58,10 +58,10 @@ def divide(rows: int, workers: int, max_rows: int | None, pairs: bool) -> list[s
     A task has at most `max_rows` rows, but at least one pair. Sizes depend on the arguments alone.
     """
     unit = 2 if pairs else 1
-    units = rows // unit
+    units = -(-rows // unit)  # of an odd number of rows, the last is alone
     largest = units if max_rows is None else max(1, max_rows // unit)  # units in a task
     count = max(1, -(-units // max(1, largest)), min(workers, units))
-    return [slice(units * i // count * unit, units * (i + 1) // count * unit) for i in range(count)]
+    return [slice(units * i // count * unit, min(units * (i + 1) // count * unit, rows)) for i in range(count)]
 
 
 def part_of(request: Request, rows: slice) -> Request:

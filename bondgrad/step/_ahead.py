@@ -166,7 +166,6 @@ def ask_ahead(
     points, pairs = plan.flat(), plan.pairs
     if not driver.evaluator.overlaps:
         everything, beside = torch.cat((points, x)), tuple(map(torch.cat, zip(plan.context, context, strict=True)))
-        pairs = pairs and len(x) % 2 == 0
         y, ok = driver.run(lambda: driver.ask(function, everything, beside, pairs, purpose="step"))
         rows = ahead.rows
         ahead.outcome.set_result(Outcome(y[:rows].clone(), None if ok is None else ok[:rows]))

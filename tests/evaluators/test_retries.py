@@ -195,6 +195,19 @@ def test_both_ends_of_a_pair_are_asked_again_and_are_of_one_attempt():
     assert y[5].isnan()
 
 
+def test_the_last_row_of_an_odd_number_is_asked_again_alone():
+    def answer(request):
+        y = request.points + 100 * request.attempt
+        lost = {0: (3, 6), 1: (2, 6), 2: (1,)}[request.attempt]
+        return Answer(y, torch.tensor([row not in lost for row in request.points[:, 0].tolist()]))
+
+    evaluator = Recording(answer)
+    y, ok = ask(torch.sin, 7, evaluator, pairs=True)
+    assert [r.points[:, 0].tolist() for r in evaluator.requests[1:]] == [[2, 3, 6], [2, 3, 6]]
+    assert y[:, 0].tolist() == [0, 1, 202, 203, 4, 5, 206]
+    assert ok is None
+
+
 def test_pairs_are_divided_down_to_pairs():
     fn = Faulty(5)
     evaluator = Recording(evaluate_rows, max_rows=8, retries=1)

@@ -187,6 +187,24 @@ def test_perturbed_rows_that_fail_and_rows_that_fail_themselves():
     assert torch.allclose(found[0][[0, 1, 3]], x.cos()[[0, 1, 3]], atol=1e-3)
 
 
+@pytest.mark.parametrize("batch", [3, 4])
+def test_both_ends_of_a_perturbation_are_asked_again(batch):
+    calls = []
+
+    def fn(x: torch.Tensor):  # its reading drifts, and once an output is lost
+        calls.append(len(x))
+        y = torch.sin(x) + len(calls)
+        y[0, 0] = torch.nan if len(calls) == 2 else y[0, 0]
+        return y
+
+    layer = BlackBox(fn, 2, policy=Fixed(1e-3), eager=True, seed=0, evaluator=Local(memory=2**30))
+    layer(torch.zeros(1, 2))
+    x = torch.randn(batch, 2)
+    g = gradient(layer, x, torch.ones(batch, 2))
+    assert calls == [1, 5 * batch, 2]
+    assert torch.allclose(g, x.cos(), atol=1e-2)
+
+
 def test_an_error_ahead_is_raised_in_the_backward_pass():
     fails = []
 
