@@ -94,11 +94,14 @@ def _ask_from_internal_state(call: ForwardInputs, memory: InternalState, seed: i
         )
     before = memory.before(rows, call.training, call.x.device)
     function = memory.from_snapshot(before, call.parts.function)  # a call that failed may be made again
+    answered = False
     try:
-        return ForwardAnswer(*_ask(call, function, call.x, call.context, seed), ((0, before),))
-    except BaseException:
-        memory.restore(before)
-        raise
+        y, ok = _ask(call, function, call.x, call.context, seed)
+        answered = ok is None or bool(ok.any())
+        return ForwardAnswer(y, ok, ((0, before),))
+    finally:
+        if not answered:  # what the box remembers of a pass that failed is worth nothing
+            memory.restore(before)
 
 
 def _ask_from_explicit_state(call: ForwardInputs, memory: ExplicitState, seed: int | None) -> ForwardAnswer:
@@ -117,6 +120,16 @@ def _ask_from_explicit_state(call: ForwardInputs, memory: ExplicitState, seed: i
         y, finite = _ask(call, recorder, x[:, start * d : stop * d], (*call.context, *before), seed)
         answers.append(y.clone())  # a box may answer in the same memory each time
         ok = finite if ok is None else ok if finite is None else ok & finite
-        before = recorder.take(rows)
+        before = _kept_where(finite, recorder.take(rows), before)
     memory.advance(before, call.training)
     return ForwardAnswer(torch.cat(answers, 1), ok, tuple(states))
+
+
+def _kept_where(ok: Tensor | None, after: tuple[Tensor, ...], before: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The states [B, ...] after a call, but those before it for rows without a finite output; ok [B], None: all are."""
+    if ok is None:
+        return after
+    rows = ok.to(after[0].device)
+    return tuple(
+        torch.where(rows.view(-1, *[1] * (new.ndim - 1)), new, old) for new, old in zip(after, before, strict=True)
+    )

@@ -97,6 +97,30 @@ def test_a_device_is_put_back_after_an_exception():
     assert torch.allclose(layer(xs[1]), expected(xs, gys)[1][0])
 
 
+@pytest.mark.parametrize("kind", ["raises", "answers nothing finite"])
+def test_a_device_is_put_back_when_no_attempt_brought_an_output(kind):
+    class Failing(Device):
+        broken = False
+
+        def __call__(self, x: np.ndarray):
+            y = super().__call__(x)
+            if self.broken and kind == "raises":
+                raise RuntimeError("no answer")
+            return y * np.nan if self.broken else y
+
+    device = Failing()
+    layer = BlackBox(device, 3, seed=0)
+    xs, gys = stream(2)
+    layer(xs[0])
+    state, device.broken = device.state.copy(), True
+    said = pytest.raises(BoxError, match="no answer") if kind == "raises" else pytest.warns(UserWarning, match="finite")
+    with said:
+        layer(xs[1])
+    assert np.array_equal(device.state, state)
+    device.broken = False
+    assert torch.allclose(layer(xs[1]), expected(xs, gys)[1][0])
+
+
 def test_a_device_that_ran_out_of_memory_once():
     class Greedy(Device):
         calls = 0

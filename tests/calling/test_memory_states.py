@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from bondgrad import BlackBox, BoxError
 from bondgrad.evaluators import Local
 from bondgrad.policies import Fixed
+from bondgrad.structure import Sequence
 from tests.calling.test_memory import carried, expected, leaky, stream
 from tests.helpers import close, gradient
 
@@ -189,6 +190,26 @@ def test_an_exception_leaves_it_where_it_was():
         layer(xs[1])
     broken[0] = False
     assert torch.allclose(layer(xs[1]), expected(xs, gys)[1][0])
+
+
+@pytest.mark.parametrize("structure", [None, Sequence()])
+def test_a_row_without_an_output_stays_where_it_was(structure):
+    broken = [False]
+
+    def fn(x, state):
+        y, new = (x if structure is None else x.flatten(1)) + state, state + 1
+        if broken[0]:
+            y[1], new[1] = torch.nan, torch.nan
+        return y.view(x.shape), new
+
+    layer = BlackBox(fn, 3, state=torch.zeros(1, 3), structure=structure, seed=0)
+    x = torch.zeros(2, 3) if structure is None else torch.zeros(2, 1, 3)
+    layer(x)
+    broken[0] = True
+    with pytest.warns(UserWarning, match="no finite output"):
+        layer(x)
+    broken[0] = False
+    assert layer(x).flatten(1).tolist() == [[2, 2, 2], [1, 1, 1]]
 
 
 def test_a_stream_goes_on_after_memory_ran_out():
