@@ -182,12 +182,15 @@ class _Settings:
         kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
         self._autocast = [(kind, torch.get_autocast_dtype(kind)) for kind in kinds]
         self._stream = torch.cuda.current_stream(points.device) if points.is_cuda else None
+        self._device = torch.get_default_device()
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> None:
         self._stack.enter_context(torch.no_grad())
         for kind, dtype in self._autocast:
             self._stack.enter_context(torch.autocast(kind, dtype=dtype))
+        if self._device.type != "cpu":  # as torch.set_default_device has it
+            self._stack.enter_context(self._device)
         if self._stream is not None:
             self._stack.enter_context(torch.cuda.stream(self._stream))
 

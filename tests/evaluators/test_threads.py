@@ -208,6 +208,21 @@ def test_threads_have_the_autocast_and_gradient_settings_of_the_layer():
     assert seen == {(False, True, torch.bfloat16)}
 
 
+def test_threads_have_the_default_device_of_the_layer():
+    seen = set()
+
+    def fn(x: torch.Tensor):
+        seen.add(torch.empty(1).device.type)
+        return torch.sin(x)
+
+    with Threads(2) as evaluator:
+        layer = BlackBox(fn, 3, evaluator=evaluator)
+        for device in ("meta", "cpu"):
+            with torch.device(device):
+                layer(torch.randn(4, 3, device="cpu"))
+    assert seen == {"meta", "cpu"}
+
+
 def test_copies_share_the_workers_and_saved_ones_make_their_own():
     evaluator = Threads(2, WhoAnswers, max_rows=3, timeout=5.0, retries=None, rate=100.0, max_evaluations=99)
     layer = BlackBox(None, 3, evaluator=evaluator)
