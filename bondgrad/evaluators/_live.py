@@ -144,7 +144,8 @@ def summary(box: "BlackBox", workers: tuple[WorkerStats, ...]) -> str:
     """What the evaluations of a box came to so far, in one line. Reading it waits for no accelerator."""
     record, abandoned = box.driver.record, getattr(box.evaluator, "abandoned", None)
     counts = {"evaluations": record.evaluations, "retried": record.retried}
-    counts |= {"failed": sum(worker.failures for worker in workers), "wasted": record.wasted}
+    counts |= {"without an output": sum(worker.failures for worker in workers), "wasted": record.wasted}
+    counts |= {"from the journal": record.recorded} if record.recorded else {}
     counts |= {} if abandoned is None else {"abandoned threads": abandoned}
     kinds = [f"{kind}: {rows:,}" for kind, rows in tuple(record.errors.items())]  # copied: workers add to it
     return "; ".join([", ".join(f"{count:,} {name}" for name, count in counts.items()), *kinds])

@@ -48,7 +48,10 @@ def test_where_there_is_no_terminal_the_table_is_printed_once_at_the_end():
     text = out.file.getvalue()
     assert text.count("worker") == 1
     assert "slow, Threads(2" in text
-    assert f"{layer.stats.evaluations:,} evaluations, 0 retried, 0 failed, 0 wasted, 0 abandoned threads" in text
+    assert (
+        f"{layer.stats.evaluations:,} evaluations, 0 retried, 0 without an output, 0 wasted, 0 abandoned threads"
+        in text
+    )
     for worker in layer.stats.workers:
         row = cells(text, worker.worker)
         assert row[1] == f"{worker.rows:,}"
@@ -90,7 +93,7 @@ def test_failures_by_kind():
     (worker,) = stats.workers
     assert worker.failures == 2
     assert cells(out.file.getvalue(), 0)[7] == f"{worker.failures:,}"
-    text = f"{stats.retried:,} retried, {worker.failures:,} failed, 0 wasted; OSError: {stats.errors['OSError']:,}"
+    text = f"{stats.retried:,} retried, {worker.failures:,} without an output, 0 wasted; OSError: {stats.errors['OSError']:,}"
     assert text in out.file.getvalue()
 
 
