@@ -15,7 +15,9 @@ from bondgrad.evaluators._pace import Pace
 def evaluate_rows(request: Request, worker: int = 0, pace: Pace | None = None) -> Answer:
     """Call the function with the rows of a request, as many at once as it may be given, one call after the other.
 
-    A call that raises `BoxError` costs its own rows, unless the error is a mistake in the code, which is raised.
+    A call that raises `BoxError` costs its own rows, unless the error is a mistake in the code, which is raised. With a
+    seed, the two ends of pairs are evaluated in a call each, at the same place: what a function draws for a row may
+    depend on its place among the rows of a call.
 
     Args:
         request: The rows.
@@ -79,9 +81,22 @@ def _call(
     start, clock = time.time(), time.perf_counter()
     y, error = None, None
     try:
-        y = request.function(points, *context, seed=request.seed)
+        if request.pairs and request.seed is not None:
+            y = _both_ends(request, points, context)
+        else:
+            y = request.function(points, *context, seed=request.seed)
     except BoxError as raised:
         if is_mistake(raised):
             raise
         error = raised
     return y, Call(first, n, worker, start, time.perf_counter() - clock, error)
+
+
+def _both_ends(request: Request, points: Tensor, context: tuple[Tensor, ...]) -> Tensor:
+    """The outputs at pairs of rows: the first ends are evaluated in one call, and the second ends in another."""
+    ends = (tuple(t[end::2].contiguous() for t in (points, *context)) for end in range(min(2, points.shape[0])))
+    answers = [request.function(*end, seed=request.seed).clone() for end in ends]  # perhaps in the same memory
+    y = answers[0].new_empty(points.shape[0], answers[0].shape[1])
+    for end, answer in enumerate(answers):
+        y[end::2] = answer
+    return y

@@ -22,7 +22,7 @@ class Request(NamedTuple):
     points: Tensor  # [N, d]
     context: tuple[Tensor, ...] = ()  # [N, ...] each: what else the function is given
     pairs: bool = False  # rows 2k and 2k + 1 belong together, in this order; of an odd number the last row is alone
-    seed: int | None = None  # for a function that takes one
+    seed: int | None = None  # for a function that takes one; see `evaluate_rows` for pairs
     purpose: Purpose = "base"  # why these rows are evaluated
     number: int = 0  # of the request, counted by the driver
     whole: bool = False  # whether the box remembers: the function is called once, here, with all rows in their order

@@ -69,12 +69,11 @@ class Neighbourhood:
         seed = None if self.parts.next_seed is None else self.parts.next_seed()
         if isinstance(self.parts.memory, InternalState):
             return self._ask_from_internal_state(self.parts.memory, points, purpose, seed)
-        if seed is None:
-            return self._ask_near(points, rows, purpose, start, None)
-        # With the same random numbers at both ends of a move their noise is gone from the difference.
-        # Where one call failed, all are checked.
-        ends = [self._ask_near(end, rows, purpose, start, seed).y.clone() for end in points.unbind(-2)]
-        y = torch.stack(ends, -2)
+        # With the same random numbers at all ends of a move their noise is gone from the difference.
+        if seed is None or points.shape[-2] <= 2:
+            return self._ask_near(points, rows, purpose, start, seed)
+        ends = [self._ask_near(end, rows, purpose, start, seed).y.clone() for end in points.split(1, -2)]
+        y = torch.cat(ends, -2)
         return Outcome(y, finite_rows(y))
 
     def ask_again(self, purpose: Purpose) -> Tensor:
@@ -88,7 +87,7 @@ class Neighbourhood:
         shape, beside = points.shape[:-1], (*self.context, *self._state_at[start])
         if beside:
             beside = tuple(t[rows].repeat_interleave(shape[1:].numel(), 0) for t in beside)
-        pairs = seed is None and shape[-1] == 2
+        pairs = shape[-1] == 2
         flat = points.reshape(-1, points.shape[-1])
         y, ok = self.parts.driver.ask(self.parts.function, flat, beside, pairs, seed, purpose)
         return Outcome(y.view(*shape, -1), None if ok is None else ok.view(shape))

@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ from torch import nn
 
 import bondgrad
 from bondgrad import BlackBox
+from bondgrad.evaluators import Local, Threads
+from bondgrad.policies import Fixed
 
 
 def noise(x, seed):
@@ -130,3 +133,23 @@ def test_seeds_are_those_that_every_library_takes(seed):
         gradient(layer, torch.randn(4, 3))
     assert all(0 <= number < 2**31 for number in asked)
     assert len(set(asked)) > 10  # a new one for every forward pass and every request
+
+
+@pytest.mark.parametrize("evaluator", [Local(), Local(max_rows=3), Threads(2), Threads(2, max_rows=1)], ids=repr)
+def test_noise_is_gone_also_where_one_end_was_asked_again(evaluator):
+    lost = {5, 11, 12}
+
+    def fn(x: torch.Tensor, seed: int):
+        y = simulate(x, seed)
+        for row in range(len(x)):
+            count = next(rows)
+            if count in lost:
+                y[row] = math.nan
+        return y
+
+    rows = itertools.count(-8)
+    with evaluator:
+        layer = BlackBox(fn, 3, 3, evaluator=evaluator, policy=Fixed(1e-3), seed=0)
+        x = torch.randn(8, 3)
+        assert torch.allclose(gradient(layer, x), x.cos(), atol=1e-2)
+    assert layer.stats.retried >= 4  # both ends of two pairs at least

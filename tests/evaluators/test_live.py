@@ -93,7 +93,7 @@ def test_failures_by_kind():
     (worker,) = stats.workers
     assert worker.failures == 2
     assert cells(out.file.getvalue(), 0)[7] == f"{worker.failures:,}"
-    text = f"{stats.retried:,} retried, {worker.failures:,} without an output, 0 wasted; OSError: {stats.errors['OSError']:,}"
+    text = f"{stats.retried:,} retried, 2 without an output, 0 wasted; OSError: {stats.errors['OSError']:,}"
     assert text in out.file.getvalue()
 
 

@@ -35,18 +35,27 @@ def test_rows_are_pairs_where_a_move_has_two_ends(estimator, pairs):
         assert torch.allclose((moved.points[0::2] + moved.points[1::2]) / 2, rows, atol=1e-6)
 
 
-def test_ends_of_a_move_with_one_seed_are_two_requests_without_pairs():
+@pytest.mark.parametrize("max_rows", [None, 1, 2, 5, 8])
+def test_ends_of_a_move_have_one_seed_and_one_place(max_rows):
     def fn(x: torch.Tensor, seed: int) -> torch.Tensor:
         return x + torch.rand(x.shape, generator=torch.Generator().manual_seed(seed))
 
-    evaluator = Recording()
-    layer = BlackBox(fn, 3, policy=Fixed(0.01), evaluator=evaluator)
-    gradient(layer, torch.randn(4, 3), torch.ones(4, 3))
-    _, above, below = evaluator.requests
-    assert above.seed == below.seed
-    assert not above.pairs
-    assert not below.pairs
-    assert (above.points > below.points).sum() + (above.points < below.points).sum() == 4 * 3
+    layer = BlackBox(fn, 3, policy=Fixed(0.01), evaluator=evaluators.Local(max_rows=max_rows))
+    assert torch.allclose(gradient(layer, torch.randn(4, 3), torch.ones(4, 3)), torch.ones(4, 3), atol=1e-3)
+    assert layer.stats.evaluations == 4 * 7
+
+
+@pytest.mark.parametrize("ends", [1, 2, 3])
+def test_all_ends_of_a_move_have_the_same_noise(ends):
+    def fn(x: torch.Tensor, seed: int) -> torch.Tensor:
+        return x + torch.rand(x.shape, generator=torch.Generator().manual_seed(seed))
+
+    layer, x = BlackBox(fn, 3), torch.zeros(4, 3)
+    site = Neighbourhood(layer.parts(), x, layer(x))
+    y, ok = site.ask(torch.zeros(4, 5, ends, 3), slice(0, 4), "structure")
+    assert ok is None
+    assert torch.equal(y, y[:, :, :1].expand(-1, -1, ends, -1))
+    assert len(y[:, :, 0].flatten().unique()) == 4 * 5 * 3
 
 
 def test_points_of_a_request_fit_into_the_memory_that_it_may_take():
