@@ -126,10 +126,15 @@ def _ask_from_explicit_state(call: ForwardInputs, memory: ExplicitState, seed: i
 
 
 def _kept_where(ok: Tensor | None, after: tuple[Tensor, ...], before: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """The states [B, ...] after a call, but those before it for rows without a finite output; ok [B], None: all are."""
+    """The states [B, ...] after a call, but those before it for rows where neither the output nor the state is finite.
+
+    Otherwise a row that failed once could never recover. ok [B] tells which outputs are finite; None: all of them.
+    """
     if ok is None:
         return after
-    rows = ok.to(after[0].device)
+    sound = ok.to(after[0].device) | torch.stack(
+        [torch.isfinite(leaf).view(len(leaf), -1).all(1) for leaf in after]
+    ).all(0)
     return tuple(
-        torch.where(rows.view(-1, *[1] * (new.ndim - 1)), new, old) for new, old in zip(after, before, strict=True)
+        torch.where(sound.view(-1, *[1] * (new.ndim - 1)), new, old) for new, old in zip(after, before, strict=True)
     )

@@ -193,16 +193,18 @@ def test_an_exception_leaves_it_where_it_was():
 
 
 @pytest.mark.parametrize("structure", [None, Sequence()])
-def test_a_row_without_an_output_stays_where_it_was(structure):
+def test_a_row_whose_output_and_state_are_not_finite_stays_where_it_was(structure):
     broken = [False]
 
     def fn(x, state):
-        y, new = (x if structure is None else x.flatten(1)) + state, state + 1
+        total, count = state
+        y, total, count = (x if structure is None else x.flatten(1)) + total, total + 1, count + 1
         if broken[0]:
-            y[1], new[1] = torch.nan, torch.nan
-        return y.view(x.shape), new
+            y[1], total[1] = torch.nan, torch.nan
+        return y.view(x.shape), (total, count)
 
-    layer = BlackBox(fn, 3, state=torch.zeros(1, 3), structure=structure, seed=0)
+    start = (torch.zeros(1, 3), torch.zeros(1, dtype=torch.long))
+    layer = BlackBox(fn, 3, state=start, structure=structure, seed=0)
     x = torch.zeros(2, 3) if structure is None else torch.zeros(2, 1, 3)
     layer(x)
     broken[0] = True
@@ -210,6 +212,7 @@ def test_a_row_without_an_output_stays_where_it_was(structure):
         layer(x)
     broken[0] = False
     assert layer(x).flatten(1).tolist() == [[2, 2, 2], [1, 1, 1]]
+    assert layer.memory.before(2, True, torch.device("cpu"))[1].tolist() == [3, 2]
 
 
 def test_a_stream_goes_on_after_memory_ran_out():
