@@ -72,7 +72,7 @@ class Neighbourhood:
         # With the same random numbers at all ends of a move their noise is gone from the difference.
         if seed is None or points.shape[-2] <= 2:
             return self._ask_near(points, rows, purpose, start, seed)
-        ends = [self._ask_near(end, rows, purpose, start, seed).y.clone() for end in points.split(1, -2)]
+        ends = [self._ask_near(end, rows, purpose, start, seed).y.clone() for end in torch.split(points, 1, -2)]
         y = torch.cat(ends, -2)
         return Outcome(y, finite_rows(y))
 
