@@ -1,6 +1,5 @@
-"""Evaluation by executors: threads, loky, Dask with two processes, and jobs of submitit."""
+"""Evaluation by executors: threads, loky, and Dask with two processes."""
 
-import contextlib
 import copy
 import gc
 import os
@@ -10,7 +9,7 @@ import threading
 import time
 import warnings
 import weakref
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
 import pytest
 import torch
@@ -284,57 +283,6 @@ def test_an_executor_that_was_shut_down():
         ask(evaluator, sine())
     with pytest.raises(BoxError, match="could not make its box: cannot schedule new futures after shutdown"):
         BlackBox(None, 3, evaluator=Executor(executor, sine))
-
-
-def test_jobs_of_submitit(tmp_path):
-    submitit = pytest.importorskip("submitit")
-    layer = BlackBox(sine(), 3, evaluator=Executor(submitit.LocalExecutor(tmp_path), n=1))
-    assert torch.equal(layer(X), X.sin())
-    assert layer.stats.evaluations == 4
-
-
-@pytest.mark.parametrize("late", [False, True])
-def test_closing_ends_jobs(tmp_path, late):
-    submitit = pytest.importorskip("submitit")
-    psutil = pytest.importorskip("psutil")
-
-    def box(x: torch.Tensor):
-        (tmp_path / "begun").write_text(str(os.getpid()))
-        time.sleep(600)
-
-    evaluator = Executor(submitit.LocalExecutor(tmp_path), n=1, timeout=10.0 if late else None, retries=0)
-    layer = BlackBox(box, 3, evaluator=evaluator)
-    threading.Thread(target=lambda: suppressed(lambda: layer(X[:1])), daemon=True).start()
-    eventually((tmp_path / "begun").exists)
-    if late:
-        eventually(lambda: evaluator.abandoned == 1)
-    evaluator.close()
-    eventually(lambda: not psutil.pid_exists(int((tmp_path / "begun").read_text() or 0)))
-
-
-def suppressed(work):
-    with contextlib.suppress(Exception):
-        work()
-
-
-def test_futures_that_cannot_be_cancelled():
-    class Uncancellable(Future):
-        """As that of Parsl."""
-
-        def cancel(self):
-            raise NotImplementedError
-
-    class Plain:
-        submitted = threading.Event()
-
-        def submit(self, fn, *arguments):
-            self.submitted.set()
-            return Uncancellable()
-
-    evaluator = Executor(Plain(), sine, n=1)
-    threading.Thread(target=lambda: suppressed(evaluator.describe), daemon=True).start()
-    assert Plain.submitted.wait(60)
-    evaluator.close()
 
 
 def test_it_leaves_the_executor_as_it_is(threads):
