@@ -152,7 +152,7 @@ def contacts() -> ForeignBox:
 
 
 def spice() -> ForeignBox:
-    """ngspice as a subprocess: three voltages drive two diodes and a transistor; three node voltages come back."""
+    """A subprocess, ngspice: three voltages drive two diodes and a transistor; three node voltages come back."""
     program = shutil.which("ngspice")
     if program is None:
         raise FileNotFoundError("ngspice is not installed: apt-get install ngspice")

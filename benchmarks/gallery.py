@@ -4,9 +4,9 @@
     python benchmarks/gallery.py forest tree      # only these boxes; the rest stays as it was
 
 Rows are drawn anew at every step, with random gradients of the loss, and the layer is used as in training. After some
-steps its gradients are compared with the reference: central differences of the box without noise, over a short step; for
-boxes with jumps and for those that are piecewise constant, over one standard deviation of the inputs. The fixed step is the
-best of a ladder for the same box at other seeds.
+steps its gradients are compared with the reference: central differences of the box without noise, over a short step;
+for boxes with jumps and for those that are piecewise constant, over one standard deviation of the inputs. The fixed
+step is the best of a ladder for the same box at other seeds.
 """
 
 import json
