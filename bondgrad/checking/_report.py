@@ -1,7 +1,7 @@
 """The result of a check, and sentences on what is wrong with a gradient."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import torch
@@ -60,7 +60,7 @@ class Check:
     evaluations: int  # rows evaluated by the box, or by the function inside a BlackBox
     problems: tuple[str, ...]  # a sentence on each wrong input, or on all together
     notes: tuple[str, ...] = ()  # sentences on the box, each with what to do
-    obstacle: Obstacle = Obstacle()  # what makes the check difficult
+    obstacle: Obstacle = field(default_factory=Obstacle)  # what makes the check difficult
 
     @classmethod
     def unfinished(cls, d: int, tolerance: float, evaluations: int) -> "Check":
