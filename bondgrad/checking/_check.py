@@ -59,7 +59,7 @@ def check(
             and seconds. `progress=print` prints a line for each.
     """
     if not callable(box):
-        raise TypeError(f"box must be callable, got {type(box).__name__}")
+        raise TypeError(f"box must be callable, got {type(box).__name__}: give a BlackBox, a module or a function")
     check_rows(x)
     if x.dtype.itemsize < 4 or not bool(torch.isfinite(x).all()):
         raise ValueError(f"x must be finite and in float32 or float64, got {x.dtype}: leave out rows with NaN or inf")
@@ -108,7 +108,10 @@ def _typical_rows(
     y = sampler.outputs(x[rows], tuple(c[rows] for c in context)).double()
     answered = torch.isfinite(y).all(1)
     if not bool(answered.any()):
-        raise ValueError("box must have finite answers at x: it has none at the rows that were tried")
+        raise ValueError(
+            f"box must have finite answers at x, but has none at the {len(rows)} rows that were tried: give rows at "
+            "which it answers"
+        )
     rows, y = rows[answered], y[answered]
     gy = torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y.device) / Spread.of(y).typical
     finite = ~sampler.gradients(x[rows], tuple(c[rows] for c in context), gy, generator).isinf().any(1)

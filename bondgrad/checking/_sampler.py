@@ -36,7 +36,10 @@ class GradientSampler:
         modules = box.modules() if isinstance(box, nn.Module) else ()
         self._layers = [module for module in modules if isinstance(module, BlackBox)]
         if any(layer.memory is not None for layer in self._layers):
-            raise ValueError("check is for boxes without memory: this one remembers earlier calls")
+            raise ValueError(
+                "check is for boxes without memory, and this one remembers earlier calls: give a box that begins "
+                "with the same state at each call"
+            )
         self._rows, self._before = 0, self._evaluations_inside()
         self.pace = pace or RequestPace(None, None)
 
@@ -107,12 +110,17 @@ class GradientSampler:
             try:
                 y = self._call(x, *context)
                 if not y.requires_grad:
-                    raise ValueError("box must give a gradient: its output at an x that requires grad has none")
+                    raise ValueError(
+                        "box must give a gradient, but its output at an x that requires grad has none: do not detach "
+                        "it, or give a BlackBox around the function"
+                    )
                 (g,) = torch.autograd.grad(y, x, gy.to(y.dtype), materialize_grads=True)
             except RuntimeError as error:
                 if "inplace" not in str(error) and "in-place" not in str(error):
                     raise
-                raise ValueError(f"box must not change tensors that its gradient needs: {error}") from error
+                raise ValueError(
+                    f"box must not change tensors that its gradient needs: leave out the operation in place. {error}"
+                ) from error
         g = torch.where(torch.isfinite(g), g, math.inf).double()
         return torch.where(torch.isfinite(y.detach()).all(1, keepdim=True), g, math.nan)
 
