@@ -160,7 +160,7 @@ def results_table(results: dict[str, Any]) -> Table:
     """What a person wants to see."""
     seeds = ", ".join(map(str, results["seeds"]))
     table = Table(title=f"{results['epochs']} epochs, batch {results['batch']}, seeds {seeds}")
-    for heading in ("", "test loss", "sign accuracy", "ms per step", "x AD", "evaluations per step"):
+    for heading in ("", "policy", "test loss", "sign accuracy", "ms per step", "x AD", "evaluations per step"):
         table.add_column(heading, justify="right")
     losses, right = by_method(results, "test_loss"), by_method(results, "sign_accuracy")
     times, evaluations = by_method(results, "ms_per_step"), by_method(results, "evaluations_per_step")
@@ -168,7 +168,8 @@ def results_table(results: dict[str, Any]) -> Table:
     for name, loss in losses.items():
         time = statistics.fmean(times[name])
         table.add_row(
-            label(name, policies[name]),
+            name,
+            policies[name] or "-",
             spread(loss, "{:.3f}"),
             spread([100 * s for s in right[name]], "{:.3f}") + " %" if name in right else "exact",
             f"{time:.2f}",
