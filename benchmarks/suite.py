@@ -23,6 +23,7 @@ class Outcomes:
     def __init__(self) -> None:
         self.totals: Counter[str] = Counter()
         self.functions: dict[str, Counter[str]] = {}
+        self.failures: dict[str, str] = {}  # tests that failed, and the first line of why
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Count. Tests that need a GPU, and no others, are marked to be skipped where there is none."""
@@ -31,6 +32,10 @@ class Outcomes:
             if report.outcome == "passed":
                 where = "cuda" if "skipif" in report.keywords else "cpu"
                 self.functions.setdefault(report.nodeid.partition("[")[0], Counter())[where] += 1
+            elif report.failed:
+                crash = getattr(report.longrepr, "reprcrash", None)
+                why = str(report.longrepr) if crash is None else crash.message
+                self.failures[report.nodeid] = (why.strip().splitlines() or ["no reason given"])[0]
 
 
 def main() -> None:
@@ -42,7 +47,7 @@ def main() -> None:
     status = pytest.main([*options, *sys.argv[1:]], plugins=[outcomes])
     device = "cuda" if torch.cuda.is_available() else "cpu"
     print(dict(outcomes.totals))
-    save(f"suite_{device}", {"totals": outcomes.totals, "functions": outcomes.functions})
+    save(f"suite_{device}", vars(outcomes))
     sys.exit(status)
 
 

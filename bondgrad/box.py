@@ -161,7 +161,10 @@ class BlackBox(CapturableLayer):
         if not autograd.needs_operators():
             y = self._attached(rows, contexts, autocast)
         elif self.memory is not None and not torch.compiler.is_compiling():
-            raise BoxError("a box with memory cannot be transformed by torch.func: its calls depend on their order")
+            raise BoxError(
+                "a box with memory cannot be transformed by torch.func, since its calls depend on their order: use "
+                "backward() or torch.autograd.grad instead"
+            )
         elif torch.compiler.is_compiling() and (self.memory is not None or self.out_features is None):
             # An error where breaks are not allowed.
             torch._dynamo.graph_break(

@@ -1,5 +1,6 @@
 """The function `check`: measuring until it is known whether a gradient is right."""
 
+import contextlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -9,11 +10,14 @@ from torch import Tensor
 
 from bondgrad.calling._inputs import Limits, check_rows, context_rows
 from bondgrad.checking._evidence import Evidence, compare
-from bondgrad.checking._report import Check, Verdict, problems
+from bondgrad.checking._jumps import Ladder, explained_by_jumps, find_staircase
+from bondgrad.checking._progress import CheckProgress, RequestPace
+from bondgrad.checking._report import Check, Obstacle, Verdict, notes, problems
 from bondgrad.checking._sampler import GradientSampler
 from bondgrad.checking._slopes import SETTINGS, LossSlopes, rungs
 from bondgrad.errors import checked_seed, positive_float, positive_int
 from bondgrad.evaluators import Evaluator
+from bondgrad.measuring._sampler import BudgetExceeded
 from bondgrad.measuring._spread import Spread
 from bondgrad.measuring._statistics import LOOKS, mean
 
@@ -25,8 +29,10 @@ def check(
     limits: tuple[Any, Any] | None = None,
     tolerance: float = 0.01,
     budget: int = 100_000,
+    seconds: float | None = None,
     seed: int = 0,
     evaluator: Evaluator | None = None,
+    progress: Callable[[CheckProgress], None] | None = None,
 ) -> Check:
     """Find out whether the gradient that autograd takes through a box is right; `bondgrad.checking` explains how.
 
@@ -43,13 +49,17 @@ def check(
         limits: (low, high): no point outside is evaluated. None: those of the BlackBox, if it has any.
         tolerance: Relative error of an input's gradient that still counts as right.
         budget: The most evaluations to spend: rows evaluated by the box, or by the function inside a BlackBox.
+        seconds: The most time to spend, looked at between requests, which are made small enough for that. With little
+            time fewer rows are tried, and the verdict may be "undecided". None: no limit.
         seed: The seed for gy, for the choice of rows, and for the steps.
         evaluator: Evaluates the box at rows where only outputs are needed, in requests with the purpose "probe". None:
             `evaluators.Local()`. Gradients are always taken in this process, of no more than its `max_rows` rows at a
             time; a BlackBox evaluates its function with its own evaluator for both.
+        progress: Called after every request with a `CheckProgress`: what is measured, evaluations so far, the budget,
+            and seconds. `progress=print` prints a line for each.
     """
     if not callable(box):
-        raise TypeError(f"box must be callable, got {type(box).__name__}")
+        raise TypeError(f"box must be callable, got {type(box).__name__}: give a BlackBox, a module or a function")
     check_rows(x)
     if x.dtype.itemsize < 4 or not bool(torch.isfinite(x).all()):
         raise ValueError(f"x must be finite and in float32 or float64, got {x.dtype}: leave out rows with NaN or inf")
@@ -57,16 +67,21 @@ def check(
     generator = torch.Generator("cpu").manual_seed(checked_seed(seed))
     bounds = getattr(box, "limits", None) if limits is None else Limits(limits, x.shape[1])
     bounds = bounds or Limits((-math.inf, math.inf), x.shape[1])
-    sampler = GradientSampler(box, positive_int("budget", budget), evaluator)
+    pace = RequestPace(None if seconds is None else positive_float("seconds", seconds), progress)
+    sampler = GradientSampler(box, positive_int("budget", budget), evaluator, pace)
     with sampler.without_trace():
-        slopes = _typical_rows(sampler, x.detach(), context_rows(context, x.shape[:1]), bounds, generator)
-        gradient_check = GradientCheck(slopes, tolerance, generator)
+        try:
+            slopes = _typical_rows(sampler, x.detach(), context_rows(context, x.shape[:1]), bounds, generator)
+            gradient_check = GradientCheck(slopes, tolerance, generator)
+        except BudgetExceeded:
+            return Check.unfinished(x.shape[1], tolerance, sampler.evaluations)
         evidence = gradient_check.run()
         verdict: Verdict = "right" if bool(evidence.enough.all()) else "undecided"
         verdict = "wrong" if bool(evidence.wrong.any()) else verdict
         found = evidence.factor[:-1], evidence.standard_error[:-1], evidence.error, evidence.visible
         rest = gradient_check.rate(), tolerance, sampler.evaluations, problems(evidence, tolerance, slopes.scale)
-        return Check(verdict, *found, *rest)
+        obstacle = gradient_check.obstacle(evidence)
+        return Check(verdict, *found, *rest, notes(verdict, evidence, obstacle, slopes.scale), obstacle)
 
 
 def _typical_rows(
@@ -93,7 +108,10 @@ def _typical_rows(
     y = sampler.outputs(x[rows], tuple(c[rows] for c in context)).double()
     answered = torch.isfinite(y).all(1)
     if not bool(answered.any()):
-        raise ValueError("box must have finite answers at x: it has none at the rows that were tried")
+        raise ValueError(
+            f"box must have finite answers at x, but has none at the {len(rows)} rows that were tried: give rows at "
+            "which it answers"
+        )
     rows, y = rows[answered], y[answered]
     gy = torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y.device) / Spread.of(y).typical
     finite = ~sampler.gradients(x[rows], tuple(c[rows] for c in context), gy, generator).isinf().any(1)
@@ -114,30 +132,49 @@ class GradientCheck:
 
     def __init__(self, slopes: LossSlopes, tolerance: float, generator: torch.Generator) -> None:
         self.slopes, self.tolerance, self.generator = slopes, tolerance, generator
+        slopes.sampler.pace.stage = "slopes over a ladder of steps"
         self.base, ladder = slopes.base(1), slopes.ladder()  # [r, 1], [r, d, rungs]
         self.moves, self.losses = slopes.losses(ladder)  # [r, d, rungs, 2] each
         quotients = (self.losses.diff(dim=3) / self.moves.diff(dim=3)).squeeze(3)
+        self.ladder = Ladder(self.base, self.moves, self.losses, torch.finfo(slopes.x.dtype).eps)
+        slopes.sampler.pace.stage = "gradients at these rows"
         self.gradients = slopes.gradients(SETTINGS.gradients, generator)  # [copies, r, d]
+        slopes.sampler.pace.stage = "slopes"
         self.samples = slopes.measure(slopes.best_steps(ladder, quotients), SETTINGS.copies, generator)
+        self.staircase = find_staircase(self.ladder, self.samples.rounding)
+        self.at_jump = torch.zeros_like(self.samples.step, dtype=torch.bool)  # [r, d] entries left out for jumps
+        self.jump_error = 0.0  # largest relative error of an input before they were
+        self.unconfirmed = False  # whether an error was not seen again for want of evaluations or of time
+        slopes.sampler.pace.stage = "slopes and gradients once more"
 
     def run(self) -> Evidence:
         """Measure until an input is wrong, every input is decided, or the budget is spent.
 
         Steps may have crossed kinks. So an input that seems wrong must seem wrong again with shorter steps, unless the
-        function shows no kinks and one factor explains the error: the effect of kinks differs from row to row.
+        function shows no kinks and one factor explains the error: the effect of kinks differs from row to row. Rows
+        at which jumps of the box explain the error are left out.
         """
         at_kink = torch.zeros_like(self.samples.step, dtype=torch.bool)
         to_confirm = torch.zeros_like(self.samples.step[0])  # [d] errors to be confirmed with shorter steps
         for look in range(1, LOOKS + 1):
             evidence = compare(self.gradients, self.samples, at_kink, self.tolerance)
+            if self.staircase is not None and not self.staircase.regular:
+                return _without_slopes(evidence)
+            if self._is_certain(evidence, to_confirm):
+                jumps = self._jumps(evidence)
+                if not bool(jumps.any()):
+                    return evidence
+                self.at_jump |= jumps
+                self.jump_error = max(self.jump_error, float(evidence.error[jumps.any(0)].max()))
+                evidence = compare(self.gradients, self.samples, evidence.entries.at_kink | jumps, self.tolerance)
+                if self._is_certain(evidence, to_confirm):
+                    return evidence
             wrong, at_kink, shortened = evidence.wrong, evidence.entries.at_kink, to_confirm > 0
-            has_kinks = int(at_kink.sum()) > max(1, SETTINGS.kinks_part * at_kink.numel())
-            confirmed = torch.cat((shortened | evidence.missing, shortened.all(0, keepdim=True)))
-            if bool((wrong & (confirmed | (evidence.uniform & (not has_kinks)))).any()):
-                return evidence
             suspect = (wrong[:-1] | wrong[-1]) & ~shortened  # [d]
             evidence = evidence._replace(wrong=torch.zeros_like(wrong), enough=evidence.enough & ~suspect)
-            if bool(evidence.enough.all()) or look == LOOKS or not self.more(evidence.bending | suspect):
+            hopeless = self.at_jump.any(0) & ~evidence.entries.known.any(0)  # [d]
+            self.unconfirmed = bool(suspect.any())
+            if bool((evidence.enough | hopeless).all()) or look == LOOKS or not self.more(evidence.bending | suspect):
                 break
             # An error that is visible with shorter steps, and is not found with them, was due to the longer ones.
             to_confirm = torch.where(evidence.visible < to_confirm, 0, to_confirm)
@@ -145,8 +182,63 @@ class GradientCheck:
             to_confirm = torch.where(suspect, torch.maximum(evidence.error, together), to_confirm)
         return evidence
 
+    def _is_certain(self, evidence: Evidence, to_confirm: Tensor) -> bool:
+        """Whether an input is wrong beyond doubt; to_confirm [d] is above zero where steps have been shortened."""
+        shortened, at_kink = to_confirm > 0, evidence.entries.at_kink
+        has_kinks = int(at_kink.sum()) > max(1, SETTINGS.kinks_part * at_kink.numel())
+        confirmed = torch.cat((shortened | evidence.missing, shortened.all(0, keepdim=True)))
+        return bool((evidence.wrong & (confirmed | (evidence.uniform & (not has_kinks)))).any())
+
+    def _jumps(self, evidence: Evidence) -> Tensor:
+        """Entries [r, d] of inputs that are wrong at which jumps of the box explain the error.
+
+        Jumps are near some rows. An input whose gradient is wrong at most rows is wrong for another reason.
+        """
+        s, g, var_s, var_g, known, _, _ = evidence.entries
+        error = g - s
+        usual = (s.square().sum(0) / known.sum(0).clamp(min=1)).sqrt()  # [d]
+        deviation = SETTINGS.kink_z * (var_s + var_g).sqrt()
+        clear = known & (s.abs() > deviation)
+        right = clear & (error.abs() <= 2 * self.tolerance * s.abs() + deviation)
+        some_right = right.sum(0) >= SETTINGS.right_part * clear.sum(0).clamp(min=1)  # [d]
+        self.slopes.sampler.pace.stage = "jumps of the box"
+        if self.staircase is not None:  # rounding of outputs is known, and part of the standard errors
+            return torch.zeros_like(known)
+        suspect = known & (error.abs() > torch.maximum(self.tolerance * usual, deviation))
+        suspect &= (evidence.wrong[:-1] | evidence.wrong[-1]) & some_right
+        with contextlib.suppress(BudgetExceeded):
+            return explained_by_jumps(self.slopes, self.ladder, s, error, suspect, self.samples.loss.std(0))
+        return torch.zeros_like(known)
+
+    def obstacle(self, evidence: Evidence) -> Obstacle:
+        """What there is to say of the box, and of what makes the check difficult."""
+        _, _, var_s, var_g, _, _, _ = evidence.entries
+        noisy = bool((self.samples.loss.std(0) > SETTINGS.seen * self.samples.rounding).any())
+        if bool(var_g.sum() > var_s.sum()) and not (noisy and self.slopes.sampler.has_layers):
+            hidden_by = "the scatter of the gradient from call to call"
+        else:
+            hidden_by = "noise" if noisy else "roughness of the outputs"
+        sampler = self.slopes.sampler
+        return Obstacle(
+            hidden_by,
+            self.unconfirmed,
+            sampler.is_late,
+            sampler.has_layers and noisy,
+            self.at_jump,
+            self.jump_error,
+            self.staircase,
+        )
+
     def more(self, shorter: Tensor) -> bool:
-        """Double the copies, or measure anew with shorter steps of some inputs, bool [d]. False: no budget is left."""
+        """Double the copies, or measure anew with shorter steps of some inputs, bool [d].
+
+        Returns False if no budget or no time is left.
+        """
+        with contextlib.suppress(BudgetExceeded):
+            return self._more(shorter)
+        return False
+
+    def _more(self, shorter: Tensor) -> bool:
         slopes, left, copies = self.slopes, self.slopes.sampler.left, len(self.samples.slope)
         if bool(shorter.any()):
             copies = min(copies, left // slopes.cost(1))
@@ -179,3 +271,9 @@ class GradientCheck:
         first, last = ((count - back).clamp(min=0) for back in (3, 1))
         size, length = ((t.gather(1, first) / t.gather(1, last)).log() for t in (size, length))
         return torch.where(length > 0, size / length, math.nan).squeeze(1)
+
+
+def _without_slopes(evidence: Evidence) -> Evidence:
+    """The evidence of a box without slopes: a gradient that is not finite is wrong, nothing else can be said."""
+    none = torch.zeros_like(evidence.enough)
+    return evidence._replace(wrong=torch.cat((evidence.missing, none[:1])), enough=none)

@@ -1,16 +1,29 @@
 """The result of a check, and sentences on what is wrong with a gradient."""
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from bondgrad.checking._evidence import Entries, Evidence
+from bondgrad.checking._jumps import Staircase
 from bondgrad.checking._slopes import SETTINGS
 
 Verdict = Literal["right", "wrong", "undecided"]
+
+
+class Obstacle(NamedTuple):
+    """What makes a check difficult."""
+
+    hidden_by: str = "noise"  # what errors are hidden by, where they are
+    unconfirmed: bool = False  # whether an error was not seen again, with shorter steps, before the end
+    late: bool = False  # whether the time ended the check, not the budget
+    noisy_layer: bool = False  # whether a BlackBox is checked whose function is noisy
+    at_jump: Tensor | None = None  # [r, d] bool: entries that were left out since the box jumps nearby
+    jump_error: float = 0.0  # the largest relative error of an input before they were left out
+    staircase: Staircase | None = None  # what is known of a box that is piecewise constant
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +59,16 @@ class Check:
     tolerance: float  # relative error of an input's gradient that counts as right
     evaluations: int  # rows evaluated by the box, or by the function inside a BlackBox
     problems: tuple[str, ...]  # a sentence on each wrong input, or on all together
+    notes: tuple[str, ...] = ()  # sentences on the box, each with what to do
+    obstacle: Obstacle = field(default_factory=Obstacle)  # what makes the check difficult
+
+    @classmethod
+    def unfinished(cls, d: int, tolerance: float, evaluations: int) -> "Check":
+        """The result of a check of d inputs that ended before anything was known."""
+        unknown = torch.full((d,), math.nan, dtype=torch.float64)
+        never = torch.full_like(unknown, math.inf)
+        rest = unknown, tolerance, evaluations, (), (), Obstacle(late=True)
+        return cls("undecided", unknown, never, unknown, never, *rest)
 
     @property
     def right(self) -> bool:
@@ -56,20 +79,106 @@ class Check:
         return self.right
 
     def __str__(self) -> str:
-        least, rates, seen = float(self.visible.max()), self.rate[~self.rate.isnan()], ~self.factor.isnan()
-        text = f"one of {percent(least)}" if least < SETTINGS.huge_error else "hardly any"
-        first = {
-            "right": f"right: no input's gradient is off by more than {percent(least)}",
-            "wrong": "wrong",
-            "undecided": "undecided: there is too much noise to tell an error of "
-            f"{percent(2 * self.tolerance)}; {text} would have been seen. Give a larger budget or tolerance",
-        }[self.verdict]
+        first = {"right": self._right, "wrong": lambda: "wrong", "undecided": self._undecided}[self.verdict]()
+        without_slopes = self.obstacle.staircase is not None and not self.obstacle.staircase.regular
+        faint = () if without_slopes else weak(self.factor, self.visible)
+        last = f"{'' if without_slopes else self._precision()}{self.evaluations} evaluations"
+        return "\n  ".join((first, *self.problems, *faint, *self.notes, last))
+
+    def _right(self) -> str:
+        least = self._least()
+        return "right" if least is None else f"right: no input's gradient is off by more than {percent(least)}"
+
+    def _undecided(self) -> str:
+        """Why, and what to do; all errors are relative to the slope of their input."""
+        least, asked = self._least(), percent(2 * self.tolerance)
+        if self.obstacle.staircase is not None and not self.obstacle.staircase.regular:
+            return "undecided: the box has no slope that a gradient could be compared with"
+        if self.evaluations == 0 or (self.obstacle.late and bool(self.visible.isinf().all())):
+            return "undecided: the time was over before the first slopes were known. Give more seconds"
+        more = "more seconds, or a larger tolerance" if self.obstacle.late else "a larger budget or tolerance"
+        more = "a larger tolerance" if self.obstacle.staircase is not None else more
+        hidden = f"by {self.obstacle.hidden_by}"
+        if self._left_out():
+            return "undecided: the box jumps near all rows that were tried. Give other rows, or more of them"
+        if self.obstacle.unconfirmed:
+            return f"undecided: an error was seen, but not again with steps a quarter as long. Give {more}"
+        if least is None or least <= 2 * self.tolerance:
+            return f"undecided: the slopes of some inputs are hidden {hidden}. Give {more}"
+        if least >= SETTINGS.huge_error:
+            return f"undecided: even large errors are hidden {hidden}. Give {more}"
+        return (
+            f"undecided: errors below {percent(least)} of an input's slope are hidden {hidden}, and {asked} were to be "
+            f"seen. Give {more}"
+        )
+
+    def _precision(self) -> str:
+        """How errors depend on the step, and how well factors are known."""
+        seen, rates = ~self.factor.isnan(), self.rate[~self.rate.isnan()]
         rate = rates.min() if self.verdict == "wrong" and len(rates) else rates.median()  # NaN, where there is none
         remainder = "noise at every step t" if rate.isnan() else f"t^{float(rate):.1f}"
         known = f"factors known to {percent(float(self.standard_error[seen].max()))}; " if bool(seen.any()) else ""
-        last = f"remainder of Taylor's series ~ {remainder} (right: t^2, wrong: t^1); {known}"
-        lines = (first, *self.problems, *weak(self.factor, self.visible), f"{last}{self.evaluations} evaluations")
-        return "\n  ".join(lines)
+        return f"remainder of Taylor's series ~ {remainder} (right: t^2, wrong: t^1); {known}"
+
+    def _least(self) -> float | None:
+        """The largest of the least errors that would have been seen, of inputs with a slope; None: none has one."""
+        seen = self.visible[~self.factor.isnan()]
+        return float(seen.max()) if len(seen) else None
+
+    def _left_out(self) -> bool:
+        """Whether some input was left out at every row, since the box jumps there."""
+        at_jump = self.obstacle.at_jump
+        return at_jump is not None and bool((at_jump.any(0).to(self.visible.device) & self.visible.isinf()).any())
+
+
+def notes(verdict: Verdict, evidence: Evidence, obstacle: Obstacle, scale: Tensor) -> tuple[str, ...]:
+    """Sentences on the box, each with what to do; scale [d] is the spread of every input."""
+    found, stairs = [], obstacle.staircase
+    if stairs is not None and (verdict == "undecided" or not stairs.regular):
+        kind, advice = "the box is piecewise constant", long_steps(scale)
+        if stairs.regular:
+            kind = "the outputs are rounded"
+            advice = f"Take more digits from the box, if it has them. {advice}"
+        found.append(
+            f"{kind}: moves shorter than {stairs.flat:.1g} of an input's spread change nothing, and a gradient depends "
+            f"on the step. {advice}"
+        )
+    at_jump = obstacle.at_jump
+    if at_jump is not None and bool(at_jump.any()):
+        rows, inputs = int(at_jump.any(1).sum()), at_jump.any(0).nonzero().flatten().tolist()
+        if obstacle.jump_error < SETTINGS.serious:
+            advice = (
+                "Make the box more exact, such as by a tighter tolerance of its solver, or accept a larger error here"
+            )
+        else:
+            advice = long_steps(scale)
+        found.append(
+            f"the box has jumps near {rows} of {len(at_jump)} rows ({_named(inputs)}): there a gradient is the mean "
+            f"slope over the step of the layer, not the slope at a point, and it was not judged. {advice}"
+        )
+    factors = evidence.factor[evidence.wrong]
+    if verdict == "wrong" and obstacle.noisy_layer and bool(((factors - 1).abs() < 0.5).all()):  # false for NaN
+        found.append(
+            "the outputs are noisy, so the layer takes long steps, and over those a gradient is too small or too large "
+            "by an error that leaves most signs right. Average several readings to have shorter steps, or give a "
+            "larger tolerance to accept it"
+        )
+    return tuple(found)
+
+
+def long_steps(scale: Tensor) -> str:
+    """Advice to move inputs by about as much as they vary, scale [d]."""
+    typical = float(scale.log().mean().exp())
+    if bool((scale > 3 * typical).any()) or bool((scale < typical / 3).any()):
+        return "Scale the inputs to the same spread, and train with steps of that length, policies.Fixed(step)"
+    return f"Train with steps about as long as inputs vary: policy=bondgrad.policies.Fixed({typical:.1g})"
+
+
+def _named(inputs: list[int]) -> str:
+    """Inputs by their numbers, as many as are named one by one."""
+    some = ", ".join(map(str, inputs[: SETTINGS.named_inputs]))
+    more = " and others" if len(inputs) > SETTINGS.named_inputs else ""
+    return f"{'input' if len(inputs) == 1 else 'inputs'} {some}{more}"
 
 
 def problems(evidence: Evidence, tolerance: float, scale: Tensor) -> tuple[str, ...]:
@@ -96,10 +205,9 @@ def weak(factor: Tensor, visible: Tensor) -> tuple[str, ...]:
     unseen = (factor.isnan() & visible.isfinite()).nonzero().flatten().tolist()
     if not unseen:
         return ()
-    which = ", ".join(map(str, unseen[: SETTINGS.named_inputs]))
-    which += " and others" if len(unseen) > SETTINGS.named_inputs else ""
-    least = percent(SETTINGS.weak * float(visible[unseen].max()))
-    return (f"too weak to be seen by themselves: inputs {which}; an error of {least} of the typical slope would be",)
+    least = SETTINGS.weak * float(visible[unseen].max())
+    text = f"{_named(unseen)}: too weak to be seen by {'itself' if len(unseen) == 1 else 'themselves'}"
+    return (text + (f"; an error of {percent(least)} of the typical slope would be" if least < 1 else ""),)
 
 
 def percent(fraction: float) -> str:

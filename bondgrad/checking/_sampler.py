@@ -1,6 +1,7 @@
 """Outputs and gradients of the box under check, and the evaluations that they take."""
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from bondgrad.box import BlackBox
 from bondgrad.calling._modules import in_eval_mode
+from bondgrad.checking._progress import RequestPace
 from bondgrad.evaluators import Driver, Evaluator, Local
 from bondgrad.measuring._no_trace import no_trace
 
@@ -23,16 +25,23 @@ class GradientSampler:
         box: [N, d] -> [N, d_out], with a gradient.
         budget: The most evaluations to spend. Callers compare costs with `left` before they ask.
         evaluator: Evaluates the rows of which only the outputs are needed. None: `Local()`.
+        pace: Limits the time, and reports progress. None: no limit, and no reports.
     """
 
-    def __init__(self, box: Callable[..., Any], budget: int, evaluator: Evaluator | None) -> None:
+    def __init__(
+        self, box: Callable[..., Any], budget: int, evaluator: Evaluator | None, pace: RequestPace | None = None
+    ) -> None:
         self._box, self.budget, self._driver = box, budget, Driver(Local() if evaluator is None else evaluator)
         self.rows_at_once = self._driver.most = min(ROWS_AT_ONCE, self._driver.max_rows or ROWS_AT_ONCE)
         modules = box.modules() if isinstance(box, nn.Module) else ()
         self._layers = [module for module in modules if isinstance(module, BlackBox)]
         if any(layer.memory is not None for layer in self._layers):
-            raise ValueError("check is for boxes without memory: this one remembers earlier calls")
+            raise ValueError(
+                "check is for boxes without memory, and this one remembers earlier calls: give a box that begins "
+                "with the same state at each call"
+            )
         self._rows, self._before = 0, self._evaluations_inside()
+        self.pace = pace or RequestPace(None, None)
 
     @property
     def evaluations(self) -> int:
@@ -41,8 +50,18 @@ class GradientSampler:
 
     @property
     def left(self) -> int:
-        """Evaluations that may still be spent."""
-        return self.budget - self.evaluations
+        """Evaluations that may still be spent, and for which there is time."""
+        return int(min(self.budget - self.evaluations, self.pace.affordable))
+
+    @property
+    def is_late(self) -> bool:
+        """Whether it is the time that is short, rather than the evaluations."""
+        return self.pace.affordable < self.budget - self.evaluations
+
+    @property
+    def has_layers(self) -> bool:
+        """Whether the box is or contains a BlackBox."""
+        return bool(self._layers)
 
     def gradient_cost(self, rows: int) -> int:
         """The largest number of evaluations that gradients at `rows` rows can take."""
@@ -50,9 +69,7 @@ class GradientSampler:
 
     def outputs(self, x: Tensor, context: tuple[Tensor, ...]) -> Tensor:
         """Outputs [N, d_out] at rows x [N, d]; NaN where an output is not finite."""
-        self._rows += len(x)
-        with torch.no_grad():
-            y = self._driver.run(lambda: self._driver.ask(self._call, x, context, purpose="probe")).y
+        y = torch.cat(self._in_requests(self._outputs, (x, *context), len(x), 1))
         return torch.where(torch.isfinite(y), y, math.nan)
 
     def gradients(self, x: Tensor, context: tuple[Tensor, ...], gy: Tensor, generator: torch.Generator) -> Tensor:
@@ -60,9 +77,30 @@ class GradientSampler:
 
         They are NaN where an output is not finite, and infinite where outputs are finite and the gradient is not.
         """
-        self._rows += len(x)
-        parts = zip(*(torch.split(t, self.rows_at_once) for t in (x, gy, *context)), strict=True)
-        return torch.cat([self._gradient(*part, generator=generator) for part in parts])
+        ask = functools.partial(self._gradient, generator=generator)
+        cost = self.gradient_cost(1)
+        return torch.cat(self._in_requests(ask, (x, gy, *context), self.rows_at_once, cost))
+
+    def _in_requests(
+        self, ask: Callable[..., Tensor], tensors: tuple[Tensor, ...], most: int, cost: int
+    ) -> list[Tensor]:
+        """Answers to consecutive rows of tensors [N, ...], in requests of at most `most` rows and as the pace allows.
+
+        Each row is expected to take `cost` evaluations.
+        """
+        parts, first, n = [], 0, len(tensors[0])
+        while first < n:
+            rows = slice(first, min(n, first + self.pace.rows(most, cost)))
+            before, begun = self.evaluations, self.pace.begin()
+            self._rows += rows.stop - first
+            parts.append(ask(*(t[rows] for t in tensors)))
+            self.pace.end(begun, self.evaluations - before, self.evaluations, self.budget)
+            first = rows.stop
+        return parts
+
+    def _outputs(self, x: Tensor, *context: Tensor) -> Tensor:
+        with torch.no_grad():
+            return self._driver.run(lambda: self._driver.ask(self._call, x, context, purpose="probe")).y
 
     def _gradient(self, x: Tensor, gy: Tensor, *context: Tensor, generator: torch.Generator) -> Tensor:
         x = x.detach().requires_grad_()
@@ -72,12 +110,17 @@ class GradientSampler:
             try:
                 y = self._call(x, *context)
                 if not y.requires_grad:
-                    raise ValueError("box must give a gradient: its output at an x that requires grad has none")
+                    raise ValueError(
+                        "box must give a gradient, but its output at an x that requires grad has none: do not detach "
+                        "it, or give a BlackBox around the function"
+                    )
                 (g,) = torch.autograd.grad(y, x, gy.to(y.dtype), materialize_grads=True)
             except RuntimeError as error:
                 if "inplace" not in str(error) and "in-place" not in str(error):
                     raise
-                raise ValueError(f"box must not change tensors that its gradient needs: {error}") from error
+                raise ValueError(
+                    f"box must not change tensors that its gradient needs: leave out the operation in place. {error}"
+                ) from error
         g = torch.where(torch.isfinite(g), g, math.inf).double()
         return torch.where(torch.isfinite(y.detach()).all(1, keepdim=True), g, math.nan)
 

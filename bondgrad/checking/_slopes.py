@@ -50,9 +50,11 @@ class CheckSettings:
     scatter_part: float = 0.1  # and the excess more than this part of their size
     rounding_margin: float = 30.0  # rounding is negligible if its variance is so many times below the tolerated square
     levels: float = 4.0  # rounding is random if drawn steps differ by more than so many of its levels
+    right_part: float = 0.3  # part of the rows at which an input must be right for jumps to explain its error at others
     seen: float = 10.0  # the remainder of Taylor's series is significant from so many times the noise
     # Words.
     named_inputs: int = 8  # most inputs that are named one by one
+    serious: float = 0.3  # relative error by jumps from which on steps should be so long that jumps average out
     huge_error: float = 10.0  # relative error from which on its size is not stated
     close: float = 0.2  # relative difference below which a gradient looks like another one
 
@@ -121,13 +123,23 @@ class LossSlopes:
             losses.append((y.double() * self.gy[:, None, None, None]).sum(4))
         return (ends.double() - here.double()) / scale, torch.cat(losses, 1)
 
+    def losses_at(self, rows: Tensor, inputs: Tensor, moves: Tensor) -> Tensor:
+        """The loss [m, k] at rows [m] of x, in each of which one of inputs [m] is moved by moves [m, k]."""
+        low, high = self.limits.like(self.x)
+        values = self.x[rows, inputs][:, None] + (moves * self.scale[inputs][:, None]).to(self.x.dtype)
+        values = torch.maximum(torch.minimum(values, high[inputs][:, None]), low[inputs][:, None])
+        points = one_input_moved(self.x[rows], inputs[:, None], values[..., None]).squeeze(1)  # [m, k, d]
+        y = self._outputs(points, rows)
+        return (y.double() * self.gy[rows][:, None]).sum(2)
+
     def base(self, copies: int) -> Tensor:
         """The loss [r, copies] at the rows themselves, evaluated once for every copy."""
         return (self._outputs(self.x[:, None].expand(-1, copies, -1)).double() * self.gy[:, None]).sum(2)
 
-    def _outputs(self, points: Tensor) -> Tensor:
-        """Outputs [r, ..., d_out] at points [r, ..., d] near the rows."""
-        context = tuple(c.repeat_interleave(points[0, ..., 0].numel(), 0) for c in self.context)
+    def _outputs(self, points: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Outputs [r, ..., d_out] at points [r, ..., d] near all rows, or near rows [r]."""
+        near = self.context if rows is None else tuple(c[rows.to(c.device)] for c in self.context)
+        context = tuple(c.repeat_interleave(points[0, ..., 0].numel(), 0) for c in near)
         return self.sampler.outputs(points.flatten(0, -2), context).view(*points.shape[:-1], -1)
 
     def ladder(self) -> Tensor:

@@ -195,7 +195,10 @@ class Driver:
 
     def _halve(self, error: Exception) -> None:
         if self._rows <= 1:
-            raise BoxError("out of memory on a single row: the box itself needs more than there is") from error
+            raise BoxError(
+                "out of memory on a single row, so that the box itself needs more than there is: run it on a device "
+                "with more memory"
+            ) from error
         self.most = self._rows // 2
         if not self._warned:
             self._warned = True

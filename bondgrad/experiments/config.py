@@ -103,7 +103,7 @@ def _experiment(document: dict[str, Any], name: str) -> Experiment:
     named = [(run, override or {}) for run, override in listed.items()]
     named += [pair for block in grid for pair in _grid(block)]
     if not named and not sweep:
-        raise ValueError("there are no runs")
+        raise ValueError("there are no runs: list some under runs, or give a sweep")
     if wrong := [run for run, _ in named if not isinstance(run, str)]:
         raise ValueError(f"the name of a run must be text, got {wrong[0]!r}: put it into quotes")
     runs = tuple(_settings(run, _merged(document, _mapping(run, override))) for run, override in named)

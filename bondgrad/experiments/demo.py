@@ -1,9 +1,11 @@
 """The demo: California Housing through a black box, by four methods side by side."""
 
+import contextlib
 import json
 import os
 import platform
 import statistics
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,10 +34,11 @@ def run_demo(epochs: int, seeds: list[int], output: Path, console: Console) -> N
     output.mkdir(parents=True, exist_ok=True)
     runs: list[Run] = []
     try:
-        for seed in seeds:
-            batch = demo_runs(seed, epochs)
-            runs += batch
-            train_side_by_side(batch, console)
+        with one_thread():
+            for seed in seeds:
+                batch = demo_runs(seed, epochs)
+                runs += batch
+                train_side_by_side(batch, console)
     except KeyboardInterrupt:
         console.print("[yellow]Interrupted:[/] what follows is what was measured until now.")
     runs = [run for run in runs if run.history]
@@ -49,6 +52,17 @@ def run_demo(epochs: int, seeds: list[int], output: Path, console: Console) -> N
     console.print(f"Curves in [bold]{output / 'demo.png'}[/], numbers in [bold]{output / 'demo.json'}[/].")
 
 
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """A context in which torch works in one thread: networks as small as these lose more by waiting for others."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def demo_runs(seed: int, epochs: int) -> list[Run]:
     """The paper's experiment, one run for each method."""
     paper = config.load(config.PAPER / "calhouse.yaml").only(RUNS)
@@ -59,14 +73,17 @@ def demo_runs(seed: int, epochs: int) -> list[Run]:
 def train_side_by_side(runs: list[Run], console: Console) -> None:
     """One step of each in turn, so that whatever else the machine does falls on all alike."""
     columns = (
-        TextColumn("{task.description:>5s}"),
+        TextColumn("{task.description:<22s}"),
         BarColumn(),
         TextColumn("epoch {task.fields[epoch]}  test loss {task.fields[loss]}  signs {task.fields[signs]}"),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console) as progress:
         total = runs[0].settings.epochs * runs[0].steps_of_epoch
-        tasks = {run: progress.add_task(method(run), total=total, epoch=0, loss="-", signs="-") for run in runs}
+        tasks = {
+            run: progress.add_task(label(method(run), policy(run)), total=total, epoch=0, loss="-", signs="-")
+            for run in runs
+        }
         while not runs[-1].done:
             for run in runs:
                 progress.advance(tasks[run], run.turn(1, timed=True))
@@ -79,6 +96,16 @@ def train_side_by_side(runs: list[Run], console: Console) -> None:
 def method(run: Run) -> str:
     """AD, BOND, BONDS or SPSA."""
     return run.settings.gradient.method
+
+
+def policy(run: Run) -> str | None:
+    """The name of the policy that chooses the steps; None where no policy does."""
+    return str(run.settings.gradient.policy["kind"]) if method(run) in ("BOND", "BONDS") else None
+
+
+def label(method: str, policy: str | None) -> str:
+    """The name of a method with that of its policy, as a BlackBox would be given it."""
+    return method if policy is None else f'{method}, policy="{policy}"'
 
 
 def test_losses(run: Run) -> list[float]:
@@ -102,11 +129,12 @@ def summary(runs: list[Run], epochs: int) -> dict[str, Any]:
         "spsa_mu": runs[-1].settings.gradient.mu,
         "bondgrad": __version__,
         "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
+        "threads": 1,
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "runs": [
             {
                 "method": method(run),
+                "policy": policy(run),
                 "seed": run.seed,
                 "test_loss": [round(loss, 5) for loss in test_losses(run)],
                 "sign_accuracy": statistics.fmean(measured) if (measured := signs(run)) else None,
@@ -132,14 +160,16 @@ def results_table(results: dict[str, Any]) -> Table:
     """What a person wants to see."""
     seeds = ", ".join(map(str, results["seeds"]))
     table = Table(title=f"{results['epochs']} epochs, batch {results['batch']}, seeds {seeds}")
-    for heading in ("", "test loss", "sign accuracy", "ms per step", "x AD", "evaluations per step"):
+    for heading in ("", "policy", "test loss", "sign accuracy", "ms per step", "x AD", "evaluations per step"):
         table.add_column(heading, justify="right")
     losses, right = by_method(results, "test_loss"), by_method(results, "sign_accuracy")
     times, evaluations = by_method(results, "ms_per_step"), by_method(results, "evaluations_per_step")
+    policies = {run["method"]: run["policy"] for run in results["runs"]}
     for name, loss in losses.items():
         time = statistics.fmean(times[name])
         table.add_row(
             name,
+            policies[name] or "-",
             spread(loss, "{:.3f}"),
             spread([100 * s for s in right[name]], "{:.3f}") + " %" if name in right else "exact",
             f"{time:.2f}",
@@ -162,7 +192,10 @@ def plot(runs: list[Run], path: Path) -> None:
     figure = Figure(figsize=(10, 4), layout="constrained")
     loss_axes, sign_axes = figure.subplots(1, 2)
     for run in runs:
-        style = {"color": COLOURS[method(run)], "label": method(run) if run.seed == runs[0].seed else None}
+        style = {
+            "color": COLOURS[method(run)],
+            "label": label(method(run), policy(run)) if run.seed == runs[0].seed else None,
+        }
         dashed = "--" if method(run) == "BOND" else "-"  # lies on AD's curve
         losses, measured = test_losses(run), signs(run)
         loss_axes.plot(range(1, len(losses) + 1), losses, dashed, lw=2, **style)

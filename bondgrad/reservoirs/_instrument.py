@@ -110,7 +110,7 @@ class Instrument(Reservoir):
                 "evaluator=bondgrad.evaluators.Local(max_rows=1)"
             )
         if not bool(torch.isfinite(x).all()):
-            raise ValueError("voltages must be finite")
+            raise ValueError("voltages must be finite: leave out rows with NaN or infinite values")
         if self.limits is not None:
             low, high = self.limits.like(x)
             if not bool(((x >= low) & (x <= high)).all()):

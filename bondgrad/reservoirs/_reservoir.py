@@ -48,7 +48,7 @@ def part(box: nn.Module, in_time: bool = False) -> "Structure | str":
         raise TypeError(f"box must be a module with in_features and out_features, got {type(box).__name__}")
     structure = getattr(box, "structure", "dense")
     if not in_time and isinstance(structure, Structure) and structure.in_time:
-        raise ValueError(f"box must be one of rows, and {type(box).__name__} is one of sequences")
+        raise ValueError(f"box must take rows, and {type(box).__name__} takes sequences: put the wrapper inside of it")
     box.requires_grad_(False)
     result: Structure | str = structure
     return result

@@ -60,7 +60,10 @@ def _answer(call: ForwardInputs) -> ForwardAnswer:
     memory = call.parts.memory
     seed = None if call.parts.next_seed is None else call.parts.next_seed()
     if memory is not None and in_backward():
-        raise BoxError("a box with memory cannot be called again in a backward pass: it has moved on since")
+        raise BoxError(
+            "a box with memory cannot be called again in a backward pass, since it has moved on: go backward once "
+            "for each forward pass, and use no activation checkpoints but torch.utils.checkpoint"
+        )
     if isinstance(memory, InternalState):
         return _ask_from_internal_state(call, memory, seed)
     if isinstance(memory, ExplicitState):

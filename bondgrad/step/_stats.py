@@ -18,7 +18,14 @@ from bondgrad.torch_support import _device as device
 
 
 class Stats(NamedTuple):
-    """Costs, failures and last steps of a layer. Reading them waits for the device."""
+    """Costs, failures and last steps of a layer. Reading them waits for the device.
+
+    Evaluations are those of forward passes, gradients, trials, structure search, and of rows that were asked again.
+    `lower` and `upper` are the bounds between which the policy draws lengths: of `Bond` those of the paper's formulas,
+    where lower may exceed upper; of `Calibrated`, `Fixed` and `Optimal` both are the one length of each input; of
+    `Gaussian` zero and infinity. `step` is what was drawn, after the policy's own caps and before `limits`. What
+    `health` says is described in `HealthReport`, and in docs/training.md with what to do.
+    """
 
     calls: int  # invocations of the function
     evaluations: int  # rows sent to it
@@ -110,7 +117,7 @@ class Trace:
             self._warned = True
             warnings.warn(
                 f"{failures} rows got no finite output: the gradient goes on without them, and a row of the forward "
-                "pass has the mean of the outputs in training, and NaN in evaluation. box.stats.failures counts them; "
-                "limits= keeps points inside the range where the box answers.",
+                "pass has the mean of the outputs in training, and NaN in evaluation. box.stats.failures counts them. "
+                "Give limits= within which the box answers, or the evaluator more retries=.",
                 stacklevel=4,
             )

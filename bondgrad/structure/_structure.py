@@ -103,7 +103,7 @@ class Blocks(Structure):
         if rest or out_features not in (None, blocks * self.n_out):
             raise ValueError(
                 f"{self} does not fit a box with {in_features} inputs and {out_features or 'any number of'} outputs: "
-                "there must be a whole number of blocks, the same for both"
+                "there must be a whole number of blocks, the same for both. Give Blocks(n_in, n_out) that divide them"
             )
 
     def width(self, in_features: int) -> int | None:

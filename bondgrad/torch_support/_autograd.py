@@ -156,7 +156,10 @@ def differentiate(rows: list[Tensor], layer: int, autocast: torch.dtype | None, 
 @evaluate.register_fake
 def _(rows: list[Tensor], layer: int, *_: object) -> Tensor:
     if torch.compiler.is_exporting():
-        raise BoxError("a model with a BlackBox cannot be exported: what it calls lives in this process")
+        raise BoxError(
+            "a model with a BlackBox cannot be exported, since what it calls lives in this process: export the "
+            "networks before and after it"
+        )
     box, x = lookup(layer), rows[0]
     assert box.out_features is not None  # a layer with an unknown number of outputs is not compiled
     return x.new_empty(len(x), x.shape[1] // box.in_features * box.out_features, dtype=torch.float64)

@@ -15,7 +15,7 @@ def demo() -> str:
     exact_ms = statistics.fmean(run["ms_per_step"] for run in runs["AD"])
     rows = [
         [
-            method,
+            method if same[0]["policy"] is None else f'{method}, `policy="{same[0]["policy"]}"`',
             spread([run["test_loss"][-1] for run in same], 3),
             "exact" if method == "AD" else f"{spread([100 * run['sign_accuracy'] for run in same], 3)} %",
             f"{statistics.fmean(run['ms_per_step'] for run in same) / exact_ms:.2f}",
@@ -28,7 +28,7 @@ def demo() -> str:
         table(["", "test loss", "right signs", "time of a step / AD", "evaluations a step"], rows)
         + f"\n\n{result['epochs']} epochs (the paper: 100), batch {result['batch']}, mean ± deviation over seeds; "
         f"`bondgrad demo --epochs {result['epochs']} {seeds}`, bondgrad {result['bondgrad']}, torch {result['torch']}, "
-        f"{result['machine']}."
+        f"{result['machine']}, {result['threads']} thread{'s' * (result['threads'] > 1)}."
     )
 
 

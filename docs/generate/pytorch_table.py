@@ -292,11 +292,13 @@ def pytorch_table() -> str:
             files = sorted({test.split("::")[0] for test in tests})
             links = ", ".join(f"[{file}]({URL}{file}.py)" for file in files)
             lines.append(f"| {what} | {how} | {on_cpu or '-'} | {on_gpu or '-'} | {links} |")
-    return "\n".join([*lines, "", *(_all_tests(suite) for suite in suites.values())])
+    return "\n".join([*lines, "", *(all_tests(suite) for suite in suites.values())])
 
 
-def _all_tests(suite: dict[str, Any]) -> str:
-    """Return how many tests passed and how many did not, and where."""
-    totals = suite["numbers"]["totals"]
-    where = suite["gpu"] or suite["machine"]
-    return f"All tests, {where}: {totals['passed']} passed, {totals.get('failed', 0)} failed.  "
+def all_tests(suite: dict[str, Any]) -> str:
+    """Return how many tests passed, where, and which did not, with the reason."""
+    numbers = suite["numbers"]
+    totals, where = numbers["totals"], suite["gpu"] or suite["machine"]
+    counted = f"All tests, {where}: {totals['passed']} passed, {totals.get('failed', 0)} failed.  "
+    failures = numbers.get("failures", {})
+    return "\n".join([counted, *(f"Failed: `{test}`: {why}.  " for test, why in failures.items())])

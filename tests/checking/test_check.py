@@ -116,7 +116,8 @@ def test_what_noise_hides_is_not_called_right():
     assert not found
     assert found.visible[2] > 0.03
     assert found.evaluations <= 100_000
-    assert str(found).startswith("undecided: there is too much noise")
+    assert str(found).startswith("undecided: errors below ")
+    assert "hidden by noise" in str(found)
     assert check(by_hand(box, only(2, -1), noisy(box, 0.1)), rows(5)).verdict == "wrong"  # this it cannot hide
 
 

@@ -7,7 +7,8 @@ import torch
 
 from bondgrad import Check
 from bondgrad.checking._evidence import Entries, Evidence
-from bondgrad.checking._report import percent, problems
+from bondgrad.checking._jumps import Staircase
+from bondgrad.checking._report import Obstacle, notes, percent, problems
 
 NAN = math.nan
 
@@ -153,9 +154,9 @@ def test_an_input_like_two_others_is_not_swapped():
 # ---- the whole text
 
 
-def text(verdict, factor=(1.0, 1.0), visible=(0.01, 0.015), rate=(2.0, 1.0), error=(1e-6, 2e-3), problems=()):
+def text(verdict, factor=(1.0, 1.0), visible=(0.01, 0.015), rate=(2.0, 1.0), error=(1e-6, 2e-3), problems=(), **rest):
     factor, visible, rate, error = (torch.tensor(t) for t in (factor, visible, rate, error))
-    found = Check(verdict, factor, error, 0 * factor, visible, rate, 0.01, 123, problems)
+    found = Check(verdict, factor, error, 0 * factor, visible, rate, 0.01, 123, problems, **rest)
     return str(found).split("\n  ")
 
 
@@ -165,10 +166,87 @@ LAST = "remainder of Taylor's series ~ t^{} (right: t^2, wrong: t^1); factors kn
 def test_the_first_and_the_last_line():
     assert text("right") == ["right: no input's gradient is off by more than 1.5 %", LAST.format("1.0")]
     assert text("wrong", rate=(2.0, 1.2), problems=("a", "b")) == ["wrong", "a", "b", LAST.format("1.2")]
-    undecided = "undecided: there is too much noise to tell an error of 2.0 %; {} would have been seen. Give a larger"
-    assert text("undecided")[0] == undecided.format("one of 1.5 %") + " budget or tolerance"
-    assert text("undecided", visible=(1.0, 10.0))[0].startswith(undecided.format("hardly any"))
-    assert text("undecided", visible=(1.0, 9.99))[0].startswith(undecided.format("one of 999.0 %"))
+    hidden = "errors below {} % of an input's slope are hidden by noise, and 2.0 % were to be seen"
+    more = "Give a larger budget or tolerance"
+    for visible, why in [
+        (0.015, "the slopes of some inputs are hidden by noise"),
+        (0.375, hidden.format("37.5")),
+        (9.99, hidden.format("999.0")),
+        (10.0, "even large errors are hidden by noise"),
+    ]:
+        assert text("undecided", visible=(0.01, visible))[0] == f"undecided: {why}. {more}"
+
+
+def test_all_errors_are_in_one_unit():
+    """A weak input's `visible` is in another one: it is said of that input, and is not part of the headline."""
+    lines = text("undecided", factor=(1.0, NAN), visible=(0.05, 3.75))
+    assert "5.0 % of an input's slope" in lines[0]
+    assert lines[1] == "input 1: too weak to be seen by itself; an error of 3.8 % of the typical slope would be"
+    assert text("right", factor=(1.0, NAN), visible=(0.01, 3.75))[0].endswith("by more than 1.0 %")
+    assert text("right", factor=(NAN, NAN), visible=(0.01, 0.01))[0] == "right"
+    assert text("undecided", factor=(1.0, NAN), visible=(0.05, 1e30))[1].endswith("by itself")
+
+
+STAIRS = Staircase(0.2, False)
+JUMPS = torch.zeros(16, 2, dtype=torch.bool)
+JUMPS[3, 1] = True
+
+
+@pytest.mark.parametrize(
+    ("obstacle", "visible", "words"),
+    [
+        (Obstacle(unconfirmed=True), 0.01, "an error was seen, but not again with steps a quarter as long. Give a lar"),
+        (Obstacle(late=True), 0.05, "were to be seen. Give more seconds, or a larger tolerance"),
+        (Obstacle("roughness of the outputs"), 0.05, "are hidden by roughness of the outputs, and"),
+        (Obstacle(staircase=STAIRS), 0.05, "the box has no slope that a gradient could be compared with"),
+        (Obstacle(staircase=STAIRS._replace(regular=True)), 0.05, "Give a larger tolerance"),
+        (Obstacle(at_jump=JUMPS), math.inf, "the box jumps near all rows that were tried"),
+        (Obstacle(late=True), math.inf, "the time was over before the first slopes were known. Give more seconds"),
+    ],
+)
+def test_why_a_check_is_undecided(obstacle, visible, words):
+    assert words in text("undecided", visible=(visible, visible), obstacle=obstacle)[0]
+
+
+def test_a_box_without_slopes_has_no_precision():
+    lines = text("undecided", notes=("steps",), obstacle=Obstacle(staircase=STAIRS))
+    assert lines[1:] == ["steps", "123 evaluations"]
+
+
+# ---- notes
+
+
+def noted(verdict, obstacle, factor=(1.0, 1.0), wrong=(), scale=0.3):
+    scale = torch.as_tensor(scale).double().expand(2)
+    return notes(verdict, evidence(factor, wrong=wrong), obstacle, scale)
+
+
+def test_advice_on_steps():
+    (piecewise,) = noted("undecided", Obstacle(staircase=STAIRS))
+    assert piecewise.startswith("the box is piecewise constant: moves shorter than 0.2 of an input's spread change not")
+    assert piecewise.endswith("policy=bondgrad.policies.Fixed(0.3)")
+    assert noted("right", Obstacle(staircase=STAIRS._replace(regular=True))) == ()
+    (rounded,) = noted("undecided", Obstacle(staircase=STAIRS._replace(regular=True)))
+    assert rounded.startswith("the outputs are rounded")
+    (jumps,) = noted("wrong", Obstacle(at_jump=JUMPS, jump_error=5.0))
+    assert jumps.startswith("the box has jumps near 1 of 16 rows (input 1)")
+    assert jumps.endswith("Fixed(0.3)")
+    (small,) = noted("right", Obstacle(at_jump=JUMPS, jump_error=0.02))
+    assert "Make the box more exact" in small
+    (unlike,) = noted("undecided", Obstacle(staircase=STAIRS), scale=[0.1, 10.0])
+    assert "Scale the inputs to the same spread" in unlike
+
+
+def test_noise_makes_a_layer_step_far():
+    noisy = Obstacle(noisy_layer=True)
+    (note,) = noted("wrong", noisy, factor=(1.0, 0.9), wrong=[1])
+    assert note.startswith("the outputs are noisy, so the layer takes long steps")
+    assert noted("wrong", noisy, factor=(1.0, -0.9), wrong=[1]) == ()  # a wrong sign is none of it
+    assert noted("wrong", Obstacle(), factor=(1.0, 0.9), wrong=[1]) == ()
+    assert noted("right", noisy) == ()
+
+
+# ---- what is not known
 
 
 def test_what_is_not_known_is_not_said():
@@ -184,7 +262,7 @@ def test_what_is_not_known_is_not_said():
 @pytest.mark.parametrize(("count", "others"), [(8, ""), (9, " and others")])
 def test_weak_inputs(count, others):
     lines = text("right", [1.0, *[NAN] * count], [0.01, *[0.5] * count], [2.0] * (count + 1), [1e-6] * (count + 1))
-    first = f"too weak to be seen by themselves: inputs 1, 2, 3, 4, 5, 6, 7, 8{others}; an error of 0.5 %"
+    first = f"inputs 1, 2, 3, 4, 5, 6, 7, 8{others}: too weak to be seen by themselves; an error of 0.5 %"
     assert lines[1] == f"{first} of the typical slope would be"
 
 

@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from rich.console import Console
 
 from bondgrad._version import __version__
 from bondgrad.experiments.demo import run_demo
@@ -32,12 +34,36 @@ def test_two_epochs(tmp_path):
     evaluations = {method: run["evaluations_per_step"] for method, run in runs.items()}
     assert evaluations == {"AD": 64, "BOND": 64 * 11, "BONDS": 64 * 3, "SPSA": 64 * 3}
     assert (results["bondgrad"], results["seeds"], results["epochs"]) == (__version__, [42], 2)
+    assert {method: run["policy"] for method, run in runs.items()} == {
+        "AD": None,
+        "BOND": "bond",
+        "BONDS": "bond",
+        "SPSA": None,
+    }
+    assert 'BOND, policy="bond"' in done.stdout
     assert (tmp_path / "here" / "demo.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_an_interrupt_loses_nothing(tmp_path, monkeypatch):
-    from rich.console import Console
+def test_it_works_in_one_thread_and_restores_their_number(tmp_path, monkeypatch):
+    before, seen, whole = torch.get_num_threads(), [], Run.turn
 
+    def counted(self, steps, timed):
+        seen.append(torch.get_num_threads())
+        return whole(self, steps, timed)
+
+    monkeypatch.setattr(Run, "turn", counted)
+    monkeypatch.setattr(Run, "steps_of_epoch", 2)
+    torch.set_num_threads(2)
+    try:
+        run_demo(1, [42], tmp_path, Console(quiet=True))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert set(seen) == {1}
+    assert json.loads((tmp_path / "demo.json").read_text())["threads"] == 1
+
+
+def test_an_interrupt_loses_nothing(tmp_path, monkeypatch):
     whole = Run.turn
 
     def interrupted(self, steps, timed):

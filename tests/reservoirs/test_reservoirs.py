@@ -200,7 +200,7 @@ def test_what_cannot_be_built_on(wrapper):
     for box in (torch.sin, nn.Sequential(nn.Linear(3, 2))):
         with pytest.raises(TypeError, match="box must be a module with in_features and out_features"):
             wrapper(box)
-    with pytest.raises(ValueError, match="box must be one of rows, and EchoState is one of sequences"):
+    with pytest.raises(ValueError, match="box must take rows, and EchoState takes sequences: put"):
         wrapper(EchoState(3, 4, 2))
 
 

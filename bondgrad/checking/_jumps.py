@@ -1,0 +1,157 @@
+"""Boxes that have no slope to compare a gradient with: jumps, and outputs that are piecewise constant.
+
+Both are seen on the ladder of steps that a check begins with. Jumps are then located by bisection, at those entries
+only at which the gradient differs from the slope.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bondgrad.checking._slopes import LossSlopes
+
+
+@dataclass(frozen=True)
+class JumpSettings:
+    """The thresholds of what counts as a jump or as piecewise constant, found on benchmarks/foreign_boxes.py."""
+
+    rounding_units: int = 64  # a loss has changed if it did by so many units of its rounding
+    large_change: float = 1e4  # a change that is no effect of rounding has so many of those units
+    vanishing: float = 0.5  # part of the entries that must change by much at one rung and not at all at shorter ones
+    linear: float = 0.1  # part of the entries that may change in proportion to the shortest two steps
+    least_flat: float = 3e-5  # moves of the spread; outputs that are flat over shorter ones are rounded, as all are
+    levels: float = 20.0  # outputs have levels at equal distances if jumps of the loss are fewer of their deviations
+    intervals: int = 2  # intervals of the ladder on either side that are bisected at every entry
+    halvings: int = 12  # of an interval
+    noise: float = 8.0  # a jump is larger than so many standard deviations of the loss
+    explained: float = 0.8  # part of an error that jumps must explain
+
+
+SETTINGS = JumpSettings()
+
+
+class Ladder(NamedTuple):
+    """The loss near r rows, with one of d inputs moved at a time."""
+
+    base: Tensor  # [r, 1] the loss at the rows themselves
+    moves: Tensor  # [r, d, rungs, 2] up and down, from the longest to the shortest, in units of the spread
+    losses: Tensor  # [r, d, rungs, 2]; NaN: an output is not finite
+    eps: float  # relative rounding of the outputs
+
+
+class Staircase(NamedTuple):
+    """What is known of a box that is piecewise constant."""
+
+    flat: float  # moves up to this length, in units of the spread, usually change nothing
+    regular: bool  # whether levels have equal distances, as those of rounded outputs
+
+
+def find_staircase(ladder: Ladder, deviation: Tensor) -> Staircase | None:
+    """Whether moves of inputs change outputs by jumps only; None: it does not look like that.
+
+    Args:
+        ladder: The loss near the rows.
+        deviation: [r, d] that of the loss by what is known of the rounding of outputs.
+    """
+    change = (ladder.losses - ladder.base[..., None, None]).abs().amax(3).nan_to_num(0)  # [r, d, rungs]
+    size = ladder.losses.abs().nan_to_num(0).flatten(1).amax(1)[:, None, None]  # [r, 1, 1]
+    unit = SETTINGS.rounding_units * ladder.eps * size
+    changed = change > unit
+    reached = changed.any(2)  # [r, d] entries at which anything changes
+    if not bool(reached.any()):
+        return None
+    # The shortest step that changes an entry: large there, and nothing at all at the next.
+    rungs = changed.shape[2]
+    last = rungs - 1 - changed.flip(2).long().argmax(2)  # [r, d]
+    jump = change.gather(2, last[..., None]).squeeze(2)
+    vanishes = reached & (last < rungs - 1) & (jump > SETTINGS.large_change * ladder.eps * size[..., 0])
+    ratio = change[..., -2] / change[..., -1]
+    linear = changed[..., -2] & changed[..., -1] & ((ratio - 4).abs() < 1.5)
+    count = int(reached.sum())
+    if int(vanishes.sum()) < SETTINGS.vanishing * count or int((linear & reached).sum()) > SETTINGS.linear * count:
+        return None
+    step = ladder.moves[..., 0].gather(2, (last + 1).clamp(max=rungs - 1)[..., None]).squeeze(2).abs()
+    flat, levels = float(step[vanishes].median()), (jump / deviation)[vanishes].median()
+    return Staircase(flat, bool(levels < SETTINGS.levels)) if flat > SETTINGS.least_flat else None
+
+
+def explained_by_jumps(
+    slopes: LossSlopes, ladder: Ladder, slope: Tensor, error: Tensor, suspect: Tensor, noise: Tensor
+) -> Tensor:
+    """Entries [r, d] at which jumps of the box explain why the gradient is not the slope at the row.
+
+    A difference quotient over a step that crosses a jump J at a distance p is off by J / p at most. So an error is
+    explained if the jumps that bisection finds have at least this sum.
+
+    Args:
+        slopes: Measures the loss near the rows.
+        ladder: The loss on the ladder.
+        slope: [r, d] the slope at each row.
+        error: [r, d] gradient less slope.
+        suspect: [r, d] bool: the entries in question.
+        noise: [r, d] standard deviation of the loss.
+    """
+    explained = torch.zeros_like(suspect)
+    rows, inputs = suspect.nonzero(as_tuple=True)  # [m] each
+    intervals = _intervals(ladder, slope, error)  # [r, d, k, 2] ends, and [r, d, k, 2] losses there
+    most = slopes.sampler.left // (SETTINGS.halvings * intervals.ends.shape[2])
+    order = error[rows, inputs].abs().argsort(descending=True)[:most]
+    rows, inputs = rows[order], inputs[order]
+    if len(rows) == 0:
+        return explained
+    ends, losses = intervals.ends[rows, inputs], intervals.losses[rows, inputs]  # [m, k, 2]
+    own, off = slope[rows, inputs][:, None], error[rows, inputs][:, None]  # [m, 1]
+    deviation = noise[rows, inputs][:, None]
+    for _ in range(SETTINGS.halvings):
+        # Where even all of the change at the nearer end would not explain the error, there is no such jump.
+        left = _effect(ends.abs().amin(2), losses, off, deviation, ladder.eps) >= SETTINGS.explained * off[:, 0].abs()
+        rows, inputs, ends, losses, own, off, deviation = (
+            t[left] for t in (rows, inputs, ends, losses, own, off, deviation)
+        )
+        if len(rows) == 0:
+            return explained
+        middle = ends.mean(2)  # [m, k]
+        here = slopes.losses_at(rows, inputs, middle) - own * middle
+        first = off.sign() * (2 * here - losses.sum(2)) >= 0  # into the half with the larger change
+        ends = torch.where(first[..., None], _pairs(ends[..., 0], middle), _pairs(middle, ends[..., 1]))
+        losses = torch.where(first[..., None], _pairs(losses[..., 0], here), _pairs(here, losses[..., 1]))
+    effect = _effect(ends.abs().amax(2), losses, off, deviation, ladder.eps)
+    explained[rows, inputs] = effect >= SETTINGS.explained * off[:, 0].abs()
+    return explained
+
+
+def _effect(distance: Tensor, losses: Tensor, off: Tensor, deviation: Tensor, eps: float) -> Tensor:
+    """How far off [m] difference quotients may be by changes of the loss [m, k, 2] at a distance [m, k]."""
+    jump = off.sign() * losses.diff(dim=2).squeeze(2)
+    size = losses.abs().amax(2)
+    clear = jump > torch.maximum(SETTINGS.rounding_units * eps * size, SETTINGS.noise * deviation)
+    return torch.where(clear, jump / distance.clamp(min=torch.finfo(distance.dtype).tiny), 0).nan_to_num(0).sum(1)
+
+
+class _Intervals(NamedTuple):
+    ends: Tensor  # [r, d, k, 2] in units of the spread
+    losses: Tensor  # [r, d, k, 2] at the ends, less the part in proportion to the move
+
+
+def _intervals(ladder: Ladder, slope: Tensor, error: Tensor) -> _Intervals:
+    """The k intervals between neighbouring steps of the ladder in which jumps explain an error best."""
+    found = []
+    for side in (0, 1):
+        at, loss = ladder.moves[..., side], ladder.losses[..., side]  # [r, d, rungs] from far to near
+        loss = loss - slope[..., None] * at
+        ends = torch.stack((at[..., 1:], at[..., :-1]), 3)  # [r, d, rungs - 1, 2] near, far
+        losses = torch.stack((loss[..., 1:], loss[..., :-1]), 3)
+        if side == 1:
+            ends, losses = ends.flip(3), losses.flip(3)  # in the direction of the input
+        effect = error.sign()[..., None] * losses.diff(dim=3).squeeze(3) / at[..., :-1].abs()
+        best = effect.nan_to_num(-math.inf).topk(min(SETTINGS.intervals, effect.shape[2]), 2).indices
+        best = best[..., None].expand(*best.shape, 2)
+        found.append((ends.gather(2, best), losses.gather(2, best)))
+    return _Intervals(*(torch.cat(parts, 2) for parts in zip(*found, strict=True)))
+
+
+def _pairs(one: Tensor, two: Tensor) -> Tensor:
+    return torch.stack((one, two), -1)
