@@ -56,7 +56,9 @@ class BlackBox(CapturableLayer):
         noise: Half-width b of the noise on the function's outputs, for policy="bond" and structure="auto". None: the
             rounding of their floating-point type. "auto": measured at the first training step, and now and then again.
         limits: (low, high), each a number or one number per input. No point outside is ever evaluated: x is clamped,
-            and the gradient found at the clamped point is passed on. (A NaN in x is passed on to fn.)
+            and the gradient found at the clamped point is passed on. A row of x with a NaN or an infinite entry is not
+            evaluated: it is treated as a row without an output, see `on_failure`. (On an accelerator nothing waits to
+            find such rows: they are evaluated inside the limits, and their output, and so the loss, is NaN.)
         structure: Which outputs depend on which inputs; inputs that share none move together, and a gradient costs
             evaluations per group instead of per input. A bool pattern [out_features, in_features], an instance from
             `bondgrad.structure` (`Blocks`, or `Sequence` for x [..., T, in_features]), "dense" (all on all), or "auto"
@@ -235,7 +237,7 @@ class BlackBox(CapturableLayer):
 
     @evaluator.setter
     def evaluator(self, evaluator: Evaluator | None) -> None:
-        self.driver = Driver(Local() if evaluator is None else evaluator, self.progress)
+        self.driver = Driver(Local() if evaluator is None else evaluator, self.progress, limits=self.limits)
 
     def _forget(self) -> None:
         """Return the policy to its initial state: it has learnt about another box, or for another estimator."""
