@@ -45,7 +45,8 @@ class BlackBox(CapturableLayer):
     gradient, the layer is the function. In `eval` mode gradients work too, but leave no trace in the layer's state.
 
     Args:
-        fn: Maps rows to rows, [N, in_features] -> [N, out_features], as torch tensors or as numpy arrays; after x it is
+        fn: Maps rows to rows, [N, in_features] -> [N, out_features], as torch tensors, numpy arrays or lists of
+            numbers; a coroutine function is awaited, and one of a single sample is `bondgrad.per_row(f)`. After x it is
             given the rows of any `context`, and if it has a parameter `seed`, a number, the same for both ends of a
             move. An nn.Module is registered, frozen (`requires_grad_(False)`) and kept in eval mode. None: the box
             belongs to the evaluator.
