@@ -8,10 +8,10 @@ import warnings
 import pytest
 import torch
 
-from bondgrad import BlackBox, BoxError
+from bondgrad import BlackBox, BoxError, check, probe
 from bondgrad.evaluators import Local, Processes, Threads
 from bondgrad.policies import Fixed, Policy, Steps
-from bondgrad.structure import Sequence
+from bondgrad.structure import Sequence, detect
 from tests.evaluators.boxes import sine
 from tests.helpers import close, gradient, needs_cuda, same_state
 
@@ -292,6 +292,16 @@ def check_without_reading(layer, x):
     (g,) = torch.autograd.grad(y, x, torch.ones_like(x))
     assert close(g[OTHERS], x[OTHERS].detach().cos(), 1e-2)
     assert not g[[2, 4]].any()
+
+
+def test_measurements_do_not_evaluate_them_either():
+    fn = Device()
+    for measure in (probe, lambda fn, x, **options: check(layer_with(fn), x, **options)):
+        with pytest.raises(ValueError, match="x must be finite"):
+            measure(fn, batch(), limits=(-1, 1))
+    assert fn.rows == 0
+    detect(fn, batch(), limits=(-1, 1))
+    assert fn.rows > 0
 
 
 def test_a_copy_warns_for_itself():
