@@ -3,6 +3,7 @@
 from bondgrad import baselines, estimators, evaluators, policies, structure
 from bondgrad._version import __version__
 from bondgrad.box import BlackBox
+from bondgrad.calling._per_row import per_row
 from bondgrad.checking import Check, check
 from bondgrad.errors import BoxError, EvaluationLimitError
 from bondgrad.estimators import Central, Forward, Simultaneous
@@ -32,6 +33,7 @@ __all__ = [
     "check",
     "estimators",
     "evaluators",
+    "per_row",
     "policies",
     "probe",
     "sign_accuracy",

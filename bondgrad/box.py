@@ -45,7 +45,8 @@ class BlackBox(CapturableLayer):
     gradient, the layer is the function. In `eval` mode gradients work too, but leave no trace in the layer's state.
 
     Args:
-        fn: Maps rows to rows, [N, in_features] -> [N, out_features], as torch tensors or as numpy arrays; after x it is
+        fn: Maps rows to rows, [N, in_features] -> [N, out_features], as torch tensors, numpy arrays or lists of
+            numbers; a coroutine function is awaited, and one of a single sample is `bondgrad.per_row(f)`. After x it is
             given the rows of any `context`, and if it has a parameter `seed`, a number, the same for both ends of a
             move. An nn.Module is registered, frozen (`requires_grad_(False)`) and kept in eval mode. None: the box
             belongs to the evaluator.
@@ -56,7 +57,9 @@ class BlackBox(CapturableLayer):
         noise: Half-width b of the noise on the function's outputs, for policy="bond" and structure="auto". None: the
             rounding of their floating-point type. "auto": measured at the first training step, and now and then again.
         limits: (low, high), each a number or one number per input. No point outside is ever evaluated: x is clamped,
-            and the gradient found at the clamped point is passed on. (A NaN in x is passed on to fn.)
+            and the gradient found at the clamped point is passed on. A row of x with a NaN or an infinite entry is not
+            evaluated: it is treated as a row without an output, see `on_failure`. (On an accelerator nothing waits to
+            find such rows: they are evaluated inside the limits, and their output, and so the loss, is NaN.)
         structure: Which outputs depend on which inputs; inputs that share none move together, and a gradient costs
             evaluations per group instead of per input. A bool pattern [out_features, in_features], an instance from
             `bondgrad.structure` (`Blocks`, or `Sequence` for x [..., T, in_features]), "dense" (all on all), or "auto"
@@ -238,7 +241,7 @@ class BlackBox(CapturableLayer):
 
     @evaluator.setter
     def evaluator(self, evaluator: Evaluator | None) -> None:
-        self.driver = Driver(Local() if evaluator is None else evaluator, self.progress)
+        self.driver = Driver(Local() if evaluator is None else evaluator, self.progress, limits=self.limits)
 
     def _forget(self) -> None:
         """Return the policy to its initial state: it has learnt about another box, or for another estimator."""

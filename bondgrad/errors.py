@@ -24,6 +24,20 @@ class BoxError(RuntimeError):
     """
 
 
+class RowsFailed(BoxError):  # noqa: N818 - some of them
+    """A function of one sample failed at some rows of a call.
+
+    Args:
+        y: [N, d_out] the outputs, NaN where it failed; None: it failed at all rows.
+        errors: What is said of each of those rows, by its place.
+    """
+
+    def __init__(self, y: torch.Tensor | None, errors: dict[int, BoxError]) -> None:
+        first = next(iter(errors.values()))
+        super().__init__(str(first))
+        self.y, self.errors, self.__cause__ = y, errors, first.__cause__
+
+
 class EvaluationLimitError(BoxError):
     """The next evaluations would be more than `max_evaluations` of the evaluator allows. They were not made."""
 
@@ -127,6 +141,11 @@ def chosen(name: str, value: object, by_name: dict[str, Callable[[], T]], kind: 
         names = ", ".join(map(repr, by_name))
         raise ValueError(f"{name} must be one of {names} or an instance of {kind.__name__}, got {value!r}")
     return value  # type: ignore[no-any-return]
+
+
+def shortened(text: str, most: int = 80) -> str:
+    """The text, or its beginning where it is long."""
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
 def _whole(value: Any) -> int:  # noqa: ANN401

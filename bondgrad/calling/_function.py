@@ -1,5 +1,7 @@
 """`RowFunction` calls the user's function with tensors or numpy arrays, and checks what it returns."""
 
+import math
+import numbers
 import threading
 import time
 from collections.abc import Callable
@@ -8,15 +10,18 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_structure, tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_structure, tree_unflatten
 
+from bondgrad.calling._answers import UnusableAnswer, answer_tensor, stacked
+from bondgrad.calling._event_loop import settled
+from bondgrad.calling._hints import ANNOTATE, ONE_NUMBER, ONE_ROW, SILENT, call_hint, takes_samples
 from bondgrad.calling._modules import ModuleTensors
-from bondgrad.calling._signature import Interface, find_interfaces, seed_position
-from bondgrad.errors import BoxError, is_out_of_memory
+from bondgrad.calling._per_row import PerRow
+from bondgrad.calling._signature import Interface, find_interfaces, function_name, seed_position
+from bondgrad.errors import MISTAKES, BoxError, RowsFailed, is_out_of_memory, shortened
 
 CPU = torch.device("cpu")
 COUNTING = threading.Lock()  # shared by all instances, since an instance with a lock could not be copied
-ANNOTATE = "If it expects numpy arrays, or tensors, annotate its first parameter so (x: np.ndarray, x: torch.Tensor)."
 
 
 class RowFunction:
@@ -24,7 +29,8 @@ class RowFunction:
 
     An nn.Module is given tensors. For other functions the annotation of the first parameter decides. Without one, the
     libraries that the code refers to decide which of the two is tried first; the other is tried if the first call
-    raises TypeError, AttributeError or ValueError.
+    raises TypeError, AttributeError or ValueError. A function of one sample (`PerRow`) is tried with numpy first, and
+    with the other only at the first row. What is to be awaited, as of a coroutine function, is awaited.
 
     Args:
         fn: The user's function.
@@ -39,10 +45,11 @@ class RowFunction:
         self, fn: Callable[..., Any], out_features: int | None, time_features: int | None = None, form: object = None
     ) -> None:
         self.fn = fn
-        self.name = str(getattr(fn, "__name__", type(fn).__name__))  # for messages
+        self.name = function_name(fn)  # for messages
         self.time_features, self.state_form = time_features, form
         self.out_features = out_features  # None before the first call
-        self.interfaces = find_interfaces(fn)  # in the order in which they are tried; a single one once it is known
+        # In the order in which they are tried; a single one once it is known.
+        self.interfaces = find_interfaces(fn.f, "numpy") if isinstance(fn, PerRow) else find_interfaces(fn)
         self.seed_position = seed_position(fn)
         self.rounding = 0.0  # relative rounding of the outputs, in the dtype that fn returns
         self.dtype = torch.float32  # of the outputs after `_checked`: that of fn, or that of x if it is more precise
@@ -63,6 +70,8 @@ class RowFunction:
 
     def advance(self, points: Tensor, *rows: Tensor, seed: int | None = None) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The outputs as `__call__` returns them, and the tensors [N, ...] of the new state; () without a state."""
+        if isinstance(self.fn, PerRow):
+            return self._by_row(points, rows, seed), ()
         answer, state = self._answer(points, rows, seed), None
         if self.state_form is not None:
             if not isinstance(answer, (tuple, list)) or len(answer) != 2:
@@ -126,22 +135,86 @@ class RowFunction:
             first_try = error.__context__ if len(interfaces) == 2 else None  # the error of the first of two interfaces
             # A ValueError may come by chance, although it led to the other interface, which the function does not take.
             is_failure = isinstance(first_try, ValueError) and isinstance(error, (TypeError, AttributeError))
-            also = "" if first_try is None else f" (and, tried otherwise, {type(first_try).__name__}: {first_try})"
+            also = (
+                ""
+                if str(first_try) in ("None", str(error))
+                else f" (and, tried otherwise, {type(first_try).__name__}: {first_try})"
+            )
+            arguments = 1 + len(rows) if self.state_form is None else 2 + len(rows) - len(tree_leaves(self.state_form))
+            hint = call_hint(self.fn, error, arguments) or (ONE_ROW if takes_samples(error) else "")
             wrong_arrays = len(interfaces) == 2 or isinstance(error, (TypeError, AttributeError))
-            hint = f" {ANNOTATE}" if wrong_arrays and not isinstance(self.fn, nn.Module) else ""
+            hint = hint or (ANNOTATE if wrong_arrays and not isinstance(self.fn, nn.Module) else "")
             hint += "" if self.state_form is None else " It is called as fn(x, state, *context)."
             shape = list(self._as_given(points).shape)
             raise self._error(
-                f"raised {type(error).__name__} on rows of shape {shape}, {points.dtype}: {error}{also}. Call it "
-                f"yourself on an array of that shape to see why.{hint}"
+                f"raised {type(error).__name__} on rows of shape {shape}, {points.dtype}: "
+                f"{str(error) or SILENT}{also}. Call it yourself on an array of that shape to see why. {hint}".rstrip()
             ) from (first_try if is_failure else error)
+
+    def _by_row(self, points: Tensor, rows: tuple[Tensor, ...], seed: int | None) -> Tensor:
+        """The outputs of a function of one sample. Raises `RowsFailed` if it raises errors at some rows."""
+        outcomes, n = self._row_outcomes(points, rows, seed), len(points)
+        errors: dict[int, BoxError] = {}
+        for row, outcome in enumerate(outcomes):
+            if not isinstance(outcome, BaseException):
+                continue
+            if isinstance(outcome, (KeyboardInterrupt, SystemExit)) or is_out_of_memory(outcome):
+                raise outcome
+            errors[row] = self._row_error(points, row, outcome, 1 + len(rows))
+            if isinstance(outcome, MISTAKES) or snapshot_owner(self.fn) is not None:
+                raise errors[row]
+        answered = [row for row in range(n) if row not in errors]
+        if not answered:
+            raise RowsFailed(None, errors)
+        try:
+            y = stacked([outcomes[row] for row in answered], answered)
+        except UnusableAnswer as error:
+            raise self._error(f"{error}.") from None
+        y = self._checked(y, points[answered] if errors else points)
+        if errors:
+            everywhere = y.new_full((n, *y.shape[1:]), math.nan)
+            everywhere[answered] = y
+            raise RowsFailed(everywhere.flatten(1), errors)
+        return y if self.time_features is None else y.flatten(1)
+
+    def _row_outcomes(self, points: Tensor, rows: tuple[Tensor, ...], seed: int | None) -> list[Any]:
+        """See `PerRow.outcomes`. The other interface is tried if the first one is wrong for the first row."""
+        wrong, (first, *others) = (TypeError, AttributeError), self.interfaces
+        owner: Any = snapshot_owner(self.fn)
+        before = owner.snapshot() if owner is not None and others else None
+        outcomes: list[Any] = self._call(first, points, rows, seed)
+        for other in others if isinstance(outcomes[0], wrong) else ():
+            if owner is not None:
+                owner.restore(before)
+            again: list[Any] = self._call(other, points, rows, seed)
+            if not isinstance(again[0], wrong):
+                first, outcomes = other, again
+        if not isinstance(outcomes[0], BaseException):
+            self.interfaces = (first,)
+        return outcomes
+
+    def _row_error(self, points: Tensor, row: int, error: BaseException, arguments: int) -> BoxError:
+        """What is said of an error of a function of one sample at one of the rows."""
+        x = self._as_given(points[row : row + 1])[0]
+        hint = call_hint(self.fn, error, arguments, sample=True) or (ONE_NUMBER if takes_samples(error) else "")
+        hint = hint or (ANNOTATE if isinstance(error, (TypeError, AttributeError)) else "")
+        values = shortened(", ".join(f"{value:.4g}" for value in x.flatten().tolist()))
+        said = self._error(
+            f"raised {type(error).__name__} on row {row} of {len(points)}, of shape {list(x.shape)}, [{values}]: "
+            f"{str(error) or SILENT}. Call it yourself on that row to see why. {hint}".rstrip()
+        )
+        said.__cause__ = error
+        return said
 
     def _as_given(self, points: Tensor) -> Tensor:
         """The points [N, d] in the shape that fn takes: [N, T, time_features] for a function of sequences."""
         return points if self.time_features is None else points.view(len(points), -1, self.time_features)
 
-    def _call(self, interface: Interface, points: Tensor, rows: tuple[Tensor, ...], seed: int | None) -> object:
-        """What fn returns for arrays of this interface. The call is counted, also if it raises an error."""
+    def _call(self, interface: Interface, points: Tensor, rows: tuple[Tensor, ...], seed: int | None) -> Any:  # noqa: ANN401
+        """What fn returns for arrays of this interface; of a function of one sample, its outcomes.
+
+        The call is counted, also if it raises an error.
+        """
         start = time.perf_counter()
         arrays: list[Any] = [self._as_given(points), *rows]
         if interface == "numpy":
@@ -150,12 +223,19 @@ class RowFunction:
             form = tree_structure(self.state_form)
             first = len(arrays) - form.num_leaves
             arrays = [arrays[0], tree_unflatten(arrays[first:], form), *arrays[1:first]]
+        options: dict[str, Any] = {}
+        if seed is not None and (self.seed_position or 0) >= len(arrays):  # otherwise a context is in its place
+            options["seed"] = seed
+        calls, evaluations = 1, points.shape[0]
         try:
-            if seed is None or (self.seed_position or 0) < len(arrays):  # no such parameter, or a context in its place
-                return self.fn(*arrays)
-            return self.fn(*arrays, seed=seed)
+            if not isinstance(self.fn, PerRow):
+                return settled(self.fn(*arrays, **options))
+            remembers = snapshot_owner(self.fn) is not None
+            outcomes = self.fn.outcomes(*arrays, first_error=remembers, **options)
+            calls = evaluations = len(outcomes)
+            return outcomes
         finally:
-            self.count(1, points.shape[0], time.perf_counter() - start)
+            self.count(calls, evaluations, time.perf_counter() - start)
 
     def _checked(self, answer: object, points: Tensor) -> Tensor:
         """The outputs [N, d_out] or [N, T, d_out] as a detached tensor, at least as precise as the points."""
@@ -169,11 +249,11 @@ class RowFunction:
             and not answer.requires_grad
         ):
             return answer  # the usual case; the checks below would take longer than a small box
-        if isinstance(answer, np.ndarray) and answer.dtype.kind in "fiub":
-            answer = from_numpy(answer)
-        if not isinstance(answer, Tensor):
-            kind = f"an array of {answer.dtype}" if isinstance(answer, np.ndarray) else type(answer).__name__
-            raise self._error(f"must return a real torch tensor or numpy array, got {kind}. {ANNOTATE}")
+        one_number, was_list = isinstance(answer, numbers.Real), isinstance(answer, (list, tuple))
+        try:
+            answer = answer_tensor(answer)
+        except UnusableAnswer as error:
+            raise self._error(f"{error}. {ONE_ROW if one_number else ''}".rstrip()) from None
         if answer.layout != torch.strided:
             raise self._error(f"must return a dense tensor, got {answer.layout}: call y.to_dense()")
         if answer.dtype.is_complex:
@@ -182,12 +262,15 @@ class RowFunction:
         if shape[:-1] != lead or shape[-1] == 0 or width not in (None, shape[-1]):
             what = "row" if self.time_features is None else "time step"
             expected = f"[{', '.join(map(str, lead))}, {width or 'out_features'}]"
-            hint = " (add a dimension: y[..., None])" if shape == lead else ""
-            if self.time_features is None and shape[:1] == [1] != lead:
-                hint = " (if it takes one row at a time: evaluator=bondgrad.evaluators.Local(max_rows=1))"
+            dimension = "return [[y0], [y1], ...]" if was_list else "add a dimension: y[..., None]"
+            hint = f" ({dimension})" if shape == lead else ""
+            by_column = shape[:1] != lead or (shape == lead and lead == [points.shape[1]])  # perhaps
+            of_rows = self.time_features is None and not isinstance(self.fn, PerRow)
+            also = f" {ONE_ROW}" if by_column and of_rows else ""
             raise self._error(
                 f"must return one row of outputs per {what} of inputs, {expected}, got shape {shape}{hint}. Its "
-                "output width must not change, and must equal out_features or what follows from structure, if given"
+                f"output width must not change, and must equal out_features or what follows from structure, if given."
+                f"{also}"
             )
         self.out_features = shape[-1]
         self.rounding = torch.finfo(answer.dtype).eps if answer.dtype.is_floating_point else 0.0
@@ -209,14 +292,9 @@ class RowFunction:
         return BoxError(f"the box {self.name} {what}")
 
 
-def from_numpy(array: np.ndarray) -> Tensor:
-    """The array as a tensor of the same dtype; of float64, if that is unsigned, long double or byte-swapped."""
-    known = array.dtype.isnative and array.dtype.kind in "fib" and array.dtype != np.longdouble
-    return torch.from_numpy(np.require(array, array.dtype if known else np.float64, ["C", "W"]))
-
-
 def snapshot_owner(fn: object) -> object | None:
     """The object with methods `snapshot` and `restore`: fn, or the object that fn is a method of; None: neither has."""
+    fn = fn.f if isinstance(fn, PerRow) else fn
     for candidate in (fn, getattr(fn, "__self__", None)):
         if callable(getattr(candidate, "snapshot", None)) and callable(getattr(candidate, "restore", None)):
             return candidate

@@ -3,12 +3,15 @@
 Each error names the argument, what was expected, and what to do.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from bondgrad.torch_support import _device as device
 
 
 def check_callable(fn: object) -> None:
@@ -54,6 +57,27 @@ def context_rows(context: tuple[Tensor, ...], lead: torch.Size) -> tuple[Tensor,
     return tuple(c.detach().reshape(lead.numel(), *c.shape[len(lead) :]) for c in context)
 
 
+NOT_FINITE_REMEDY = (
+    "The numbers come from the network before the box: look for NaN in its inputs and weights, or lower the learning "
+    "rate."
+)
+
+
+def seen_to_be_finite(x: Tensor) -> bool:
+    """Whether all entries of x are finite, as far as their sum tells; False on an accelerator, where nothing is read.
+
+    A sum is finite only if all its terms are. It may overflow where they are.
+    """
+    return device.reading_is_free(x.device) and math.isfinite(x.sum())
+
+
+def with_typical_rows(x: Tensor) -> Tensor:
+    """The rows x [B, d], with the mean of the others in place of those that are not finite; zero if all are not."""
+    finite = torch.isfinite(x).all(1, keepdim=True)
+    mean = torch.where(finite, x, 0).sum(0) / finite.sum().clamp_min(1)
+    return torch.where(finite, x, mean)
+
+
 class Limits:
     """The range of inputs in which the box may be evaluated, as tensors in the dtype and on the device of x.
 
@@ -92,8 +116,14 @@ class Limits:
             self._made[key] = low.to(x.device), high.to(x.device)
         low, high = self._made[key]
         times = x.shape[-1] // len(low)
-        return low.repeat(times), high.repeat(times)
+        return (low, high) if times == 1 else (low.repeat(times), high.repeat(times))
 
     def clamped(self, x: Tensor) -> Tensor:
-        """The rows x [B, d], clamped to the limits."""
-        return x.clamp(*self.like(x))
+        """The rows x [B, d], clamped to the limits; NaN where an entry is not finite, since it says nothing."""
+        inside = x.clamp(*self.like(x))
+        return inside if seen_to_be_finite(x) else torch.where(torch.isfinite(x), inside, math.nan)
+
+    def admissible(self, x: Tensor) -> Tensor:
+        """The rows x [B, d], with numbers inside the limits in place of entries that are not finite."""
+        low, high = self.like(x)
+        return torch.where(torch.isfinite(x), x, torch.zeros_like(low).clamp(low, high))

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from bondgrad.calling._function import RowFunction, snapshot_owner, state_tensor
+from bondgrad.calling._per_row import PerRow
 from bondgrad.errors import BoxError
 
 Leaves = tuple[Tensor, ...]  # the tensors of a state, [N, ...] each
@@ -175,6 +176,11 @@ _shared: "weakref.WeakValueDictionary[int, InternalState]" = weakref.WeakValueDi
 def find_memory(fn: Callable[..., Any], state: object, training: bool) -> Memory | None:
     """The memory of a box: internal if fn has `snapshot`, explicit if `state` is given; None if it has none."""
     owner = snapshot_owner(fn)
+    if state is not None and isinstance(fn, PerRow):
+        raise ValueError(
+            "state must be None with per_row, whose function is given one sample at a time: write a function of rows, "
+            "fn(x [N, d], state [N, ...]) -> (y, state)"
+        )
     if owner is None:
         return None if state is None else ExplicitState(state)
     if state is not None:

@@ -14,22 +14,33 @@ from torch import nn
 Interface = Literal["torch", "numpy"]
 
 
-def find_interfaces(fn: Callable[..., Any]) -> tuple[Interface, ...]:
-    """The kinds of arrays that fn may take, in the order in which to try them; a single one where that is certain."""
+def function_name(fn: Callable[..., Any]) -> str:
+    """The name of a function, of the one in a `functools.partial`, or of the class of a callable object."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return str(getattr(fn, "__name__", type(fn).__name__))
+
+
+def find_interfaces(fn: Callable[..., Any], usual: Interface = "torch") -> tuple[Interface, ...]:
+    """The kinds of arrays that fn may take, in the order in which to try them; a single one where that is certain.
+
+    Where nothing tells them apart, the `usual` one is the first.
+    """
     annotation = str(next((parameter.annotation for parameter in parameters(fn).values()), ""))
+    while isinstance(fn, functools.partial):
+        fn = fn.func
     if isinstance(fn, nn.Module) or "Tensor" in annotation:
         return ("torch",)
     if isinstance(fn, np.ufunc) or any(kind in annotation for kind in ("ndarray", "NDArray", "ArrayLike")):
         return ("numpy",)
-    while isinstance(fn, functools.partial):
-        fn = fn.func
     fn = inspect.unwrap(fn)
     function = fn if inspect.isroutine(fn) else type(fn).__call__
     function = getattr(function, "__func__", function)  # the function of a bound method
     values = referenced_values(function) if inspect.isfunction(function) else ()
     libraries = {library_of(value) for value in values}
     # A function that refers to both libraries takes tensors, and converts them.
-    return ("numpy", "torch") if "numpy" in libraries and "torch" not in libraries else ("torch", "numpy")
+    first = "torch" if "torch" in libraries else "numpy" if "numpy" in libraries else usual
+    return ("torch", "numpy") if first == "torch" else ("numpy", "torch")
 
 
 def seed_position(fn: Callable[..., Any]) -> float | None:

@@ -1,5 +1,6 @@
 """Calling the function of a request: the one place where rows go to the box."""
 
+import itertools
 import math
 import time
 from collections.abc import Iterator
@@ -7,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from bondgrad.errors import BoxError, is_mistake
+from bondgrad.errors import BoxError, RowsFailed, is_mistake
 from bondgrad.evaluators._evaluator import Answer, Call, Request
 from bondgrad.evaluators._pace import Pace
 
@@ -15,7 +16,8 @@ from bondgrad.evaluators._pace import Pace
 def evaluate_rows(request: Request, worker: int = 0, pace: Pace | None = None) -> Answer:
     """Call the function with the rows of a request, as many at once as it may be given, one call after the other.
 
-    A call that raises `BoxError` costs its own rows, unless the error is a mistake in the code, which is raised. With a
+    A call that raises `BoxError` costs its own rows, unless the error is a mistake in the code, which is raised; of a
+    function of one sample (`per_row`) only the rows at which it raised. With a
     seed, the two ends of pairs are evaluated in a call each, at the same place: what a function draws for a row may
     depend on its place among the rows of a call.
 
@@ -29,16 +31,14 @@ def evaluate_rows(request: Request, worker: int = 0, pace: Pace | None = None) -
     if pace is not None:
         size = min(size, pace.call_rows)
     if size == n or request.whole:
-        y, call = _call(request, request.points, request.context, 0, worker, pace)
-        if y is not None:
-            return Answer(y, None, (call,))
-        return Answer(nothing(request), torch.zeros(n, dtype=torch.bool), (call,))
+        y, made = _call(request, request.points, request.context, 0, worker, pace)
+        return Answer(nothing(request) if y is None else y, answered(n, made), tuple(made))
     joined: Tensor | None = None
-    calls = []
+    calls: list[Call] = []
     for rows in pieces(n, size, request.pairs):
         context = tuple(c[rows] for c in request.context)
-        y, call = _call(request, request.points[rows], context, rows.start, worker, pace)
-        calls.append(call)
+        y, made = _call(request, request.points[rows], context, rows.start, worker, pace)
+        calls += made
         if y is not None:  # copied at once: a box may answer every call in the same memory
             joined = y.new_full((n, y.shape[1]), math.nan) if joined is None else joined
             joined[rows] = y
@@ -71,32 +71,58 @@ def nothing(request: Request) -> Tensor:
 
 def _call(
     request: Request, points: Tensor, context: tuple[Tensor, ...], first: int, worker: int, pace: Pace | None
-) -> tuple[Tensor | None, Call]:
-    """The outputs of one call with some rows of a request, from `first` on, and its record; None: it failed."""
+) -> tuple[Tensor | None, list[Call]]:
+    """The outputs of one call with some rows of a request, from `first` on, and its record; None: it failed.
+
+    If it failed at some of the rows only, there is a record for each of these, and for those between them.
+    """
     n = points.shape[0]
     if pace is not None:
         pace.wait(n)
     # Copies, since the function may write into its arguments, and the rows may be asked again.
     points, context = points.clone(), tuple([c.clone() for c in context]) if context else ()
     start, clock = time.time(), time.perf_counter()
-    y, error = None, None
     try:
         if request.pairs and request.seed is not None:
-            y = _both_ends(request, points, context)
+            y, errors = _both_ends(request, points, context)
         else:
-            y = request.function(points, *context, seed=request.seed)
+            y, errors = _outputs(request, points, context)
     except BoxError as raised:
         if is_mistake(raised):
             raise
-        error = raised
-    return y, Call(first, n, worker, start, time.perf_counter() - clock, error)
+        return None, [Call(first, n, worker, start, time.perf_counter() - clock, raised)]
+    seconds = time.perf_counter() - clock
+    if not errors:
+        return y, [Call(first, n, worker, start, seconds)]
+    ends = sorted({0, n, *errors, *(row + 1 for row in errors)})
+    parts = itertools.pairwise(ends)
+    return y, [Call(first + a, b - a, worker, start, seconds * (b - a) / n, errors.get(a)) for a, b in parts]
 
 
-def _both_ends(request: Request, points: Tensor, context: tuple[Tensor, ...]) -> Tensor:
-    """The outputs at pairs of rows: the first ends are evaluated in one call, and the second ends in another."""
-    ends = (tuple(t[end::2].contiguous() for t in (points, *context)) for end in range(min(2, points.shape[0])))
-    answers = [request.function(*end, seed=request.seed).clone() for end in ends]  # perhaps in the same memory
-    y = answers[0].new_empty(points.shape[0], answers[0].shape[1])
-    for end, answer in enumerate(answers):
-        y[end::2] = answer
-    return y
+def _outputs(
+    request: Request, points: Tensor, context: tuple[Tensor, ...]
+) -> tuple[Tensor | None, dict[int, BoxError]]:
+    """The outputs at some points, None if there are none, and the errors of those rows at which it failed alone."""
+    try:
+        return request.function(points, *context, seed=request.seed), {}
+    except RowsFailed as some:
+        return some.y, some.errors
+
+
+def _both_ends(
+    request: Request, points: Tensor, context: tuple[Tensor, ...]
+) -> tuple[Tensor | None, dict[int, BoxError]]:
+    """As `_outputs`, at pairs of rows: the first ends are evaluated in one call, and the second ends in another."""
+    y: Tensor | None = None
+    errors: dict[int, BoxError] = {}
+    for end in range(min(2, points.shape[0])):
+        part, failed = _outputs(request, *_every_second(end, points, context))
+        errors.update({end + 2 * row: error for row, error in failed.items()})
+        if part is not None:  # copied at once: they may be in the same memory
+            y = part.new_full((points.shape[0], part.shape[1]), math.nan) if y is None else y
+            y[end::2] = part
+    return y, errors
+
+
+def _every_second(end: int, points: Tensor, context: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+    return points[end::2].contiguous(), tuple(c[end::2].contiguous() for c in context)

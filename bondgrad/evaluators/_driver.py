@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from bondgrad.calling._inputs import NOT_FINITE_REMEDY, Limits, seen_to_be_finite
 from bondgrad.errors import BoxError, EvaluationLimitError, RequestCancelled, is_mistake, is_out_of_memory
 from bondgrad.evaluators._calls import nothing
 from bondgrad.evaluators._evaluator import Answer, Call, Evaluator, Purpose, Request
@@ -47,16 +48,23 @@ class Driver:
         evaluator: Where rows are evaluated.
         progress: Counts requests and steps, also those of other drivers of the same layer.
         once: Whether no row is asked again: the first error of a request is raised.
+        limits: Within which points are admissible; rows that are not finite are not sent then. None: all are sent.
     """
 
     cpu_memory = 2 * 2**20  # bytes of one request on a CPU: what caches hold, with room for what the box itself needs
     device_memory = 256 * 2**20  # bytes of one request on an accelerator: enough work to keep it busy
 
-    def __init__(self, evaluator: Evaluator, progress: Progress | None = None, once: bool = False) -> None:
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        progress: Progress | None = None,
+        once: bool = False,
+        limits: Limits | None = None,
+    ) -> None:
         if not isinstance(evaluator, Evaluator):
             raise ValueError(f"evaluator must be an instance from bondgrad.evaluators, or None, got {evaluator!r}")
         self.evaluator = evaluator
-        self.once = once
+        self.once, self.limits = once, limits
         self.progress = progress or Progress()
         self.record = CallRecord()
         self.most: int | None = None  # rows at a time, once memory has run out
@@ -105,12 +113,56 @@ class Driver:
         step = self.progress.steps
         rest = (number, whole, max_rows, 0, step, cancelled, begun)
         request = Request(function, points, context, pairs, seed, purpose, *rest)
+        if self.limits is None or seen_to_be_finite(points):
+            return self._outcome(request)
+        return self._outcome_where_finite(request, self.limits)
+
+    def _outcome(self, request: Request) -> Outcome:
+        """What comes of a request."""
         answer = self._send(request)
         y = answer.y
         # A sum is finite only if all its terms are. On an accelerator nothing is read.
         if answer.ok is None and (not device.reading_is_free(y.device) or math.isfinite(y.sum())):
             return Outcome(y)
         return self._first_error_or(answer) if self.once else self._ask_again(request, answer)
+
+    def _outcome_where_finite(self, request: Request, limits: Limits) -> Outcome:
+        """What comes of those rows of a request that are finite; the others are not evaluated, and have no output.
+
+        On an accelerator nothing is read: there a row that is not finite is sent with admissible inputs in place of
+        its own, and its output is not used.
+        """
+        points = request.points
+        finite = torch.isfinite(points).all(1)  # [N]
+        if not device.reading_is_free(points.device):
+            y, ok = self._outcome(request._replace(points=limits.admissible(points)))
+            return Outcome(y.masked_fill(~finite[:, None], math.nan), None if ok is None else ok & finite)
+        if request.pairs:  # which are not divided
+            ends = finite.unfold(0, 2, 2).all(1).repeat_interleave(2)
+            finite = torch.cat((ends, finite[len(ends) :]))
+        kept = finite.nonzero().squeeze(1)
+        n = len(finite)
+        if len(kept) == n:  # only their sum is not
+            return self._outcome(request)
+        if len(kept) == 0 and request.purpose == "base":
+            raise BoxError(
+                f"x must be finite to be sent to a box with limits, but none of its {n} rows is (NaN or infinite). "
+                f"{NOT_FINITE_REMEDY}"
+            )
+        if request.whole:
+            raise BoxError(
+                f"x must be finite to be sent to a box with limits, but {n - len(kept)} of its {n} rows are not (NaN "
+                "or infinite), and a box that keeps its own state is called with all rows of a batch, so that none can "
+                f"be left out. {NOT_FINITE_REMEDY}"
+            )
+        if len(kept) == 0:
+            return Outcome(nothing(request), finite)
+        context = tuple(c[kept] for c in request.context)
+        y, ok = self._outcome(request._replace(points=points[kept], context=context))
+        everywhere = y.new_full((n, y.shape[1]), math.nan)
+        everywhere[kept] = y
+        finite[kept] = True if ok is None else ok
+        return Outcome(everywhere, finite)
 
     def reserve(self) -> int:
         """The number of the next request."""

@@ -9,18 +9,21 @@ from typing import Any
 
 import torch
 
+from bondgrad.calling._event_loop import cancel_in
 from bondgrad.calling._function import RowFunction
 from bondgrad.evaluators._calls import evaluate_rows
 from bondgrad.evaluators._evaluator import Answer, Description, Request
 from bondgrad.evaluators._pool import WorkerPool
 from bondgrad.evaluators._worker import Abandoned, Source, Worker, describe_function, fulfil, make_box
 
+_Counted = tuple[int, int, float]  # calls, evaluations and seconds
+
 
 class Threads(WorkerPool):
     """Evaluates rows in n threads: for boxes that wait, such as devices and services, or that release the GIL.
 
     A thread cannot be ended. One that exceeds `timeout` is left to itself, its late answer is dropped, and another
-    takes its place; with more than n such threads, `BoxError` is raised.
+    takes its place; with more than n such threads, `BoxError` is raised. A coroutine that it waits for is cancelled.
 
     Args:
         n: The number of threads.
@@ -114,7 +117,7 @@ class ThreadWorker(Worker):
 
         return self._do(make)
 
-    def submit(self, source: Source, part: Request, seconds: float | None) -> "Future[tuple[Answer, float]]":
+    def submit(self, source: Source, part: Request, seconds: float | None) -> "Future[tuple[Answer, float, _Counted]]":
         """See `Worker.submit`."""
         settings = _Settings(part.points)
         time_features = getattr(part.function, "time_features", None)
@@ -122,14 +125,17 @@ class ThreadWorker(Worker):
         def own(answer: Answer) -> Answer:  # a box may answer every call in the same memory
             return answer._replace(y=answer.y.clone())
 
-        def evaluate() -> tuple[Answer, float]:
+        def evaluate() -> tuple[Answer, float, _Counted]:
             with settings:
-                if self._box is None:
-                    return own(evaluate_rows(part, self.number)), 0.0
-                if self._box.time_features != time_features:
-                    self._box = self._box.replaced(self._box.fn, time_features)
-                answer = evaluate_rows(part._replace(function=self._box), self.number)
-                return own(answer), self._box.rounding
+                box = self._box
+                if box is None:
+                    return own(evaluate_rows(part, self.number)), 0.0, (0, 0, 0.0)
+                if box.time_features != time_features:
+                    box = self._box = box.replaced(box.fn, time_features)
+                before = box.calls, box.evaluations, box.seconds
+                answer = evaluate_rows(part._replace(function=box), self.number)
+                counted = box.calls - before[0], box.evaluations - before[1], box.seconds - before[2]
+                return own(answer), box.rounding, counted
 
         return self._do(evaluate)
 
@@ -138,7 +144,7 @@ class ThreadWorker(Worker):
         answer: Answer = result[0]
         if self._box is not None:  # which the function of the layer only stands for
             function: Any = part.function
-            function.count(len(answer.calls), answer.y.shape[0], sum(call.duration for call in answer.calls))
+            function.count(*result[2])
             if answer.ok is None or bool(answer.ok.any()):
                 function.learn(part.points, answer.y, result[1])
         return answer
@@ -146,6 +152,7 @@ class ThreadWorker(Worker):
     def expire(self) -> None:
         """See `Worker.expire`."""
         thread = self._thread
+        cancel_in(thread.ident)  # a coroutine can be ended, unlike a thread
         self._queue.put(None)
         self._start()
         self._abandoned.add(lambda: not thread.is_alive())

@@ -23,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from bondgrad.calling._function import from_numpy
+from bondgrad.calling._answers import from_numpy
 from bondgrad.calling._inputs import Limits
 from bondgrad.errors import BoxError, checked_seed
 from bondgrad.probing import Report, Session

@@ -12,6 +12,7 @@ from torch import Tensor
 from bondgrad.calling._elsewhere import ElsewhereBox, chosen_box
 from bondgrad.calling._function import RowFunction, snapshot_owner
 from bondgrad.calling._inputs import Limits, check_callable, check_rows, context_rows
+from bondgrad.calling._per_row import PerRow
 from bondgrad.errors import checked_seed, positive_float, positive_int
 from bondgrad.evaluators import Evaluator
 from bondgrad.measuring._no_trace import no_trace
@@ -158,4 +159,5 @@ class Session:
 def _variable(fn: Callable[..., Any]) -> str:
     """The name of the box in recommended code: that of a function, or `fn` for objects without a valid name."""
     name = str(getattr(fn, "__name__", ""))
-    return name if name.isidentifier() and not keyword.iskeyword(name) else "fn"
+    name = name if name.isidentifier() and not keyword.iskeyword(name) else "fn"
+    return f"bondgrad.per_row({name})" if isinstance(fn, PerRow) else name

@@ -1,17 +1,20 @@
 """The forward pass: the box at the rows of a batch, from what it remembers on."""
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from bondgrad.calling._inputs import seen_to_be_finite
 from bondgrad.calling._memory import ExplicitState, InternalState, StateRecorder
 from bondgrad.errors import BoxError
 from bondgrad.evaluators import Outcome
 from bondgrad.step._ahead import Ahead, ask_ahead
 from bondgrad.step._records import Parts, StatesByStart
 from bondgrad.structure import Sequence
+from bondgrad.torch_support import _device as device
 from bondgrad.torch_support._checkpoint import in_backward
 from bondgrad.torch_support._precision import arithmetic
 
@@ -112,6 +115,7 @@ def _ask_from_explicit_state(call: ForwardInputs, memory: ExplicitState, seed: i
     x, d, structure = call.x, call.parts.in_features, call.parts.structure
     rows, time = x.shape[0], x.shape[1] // d
     before = memory.before(rows, call.training, x.device)
+    sent = _finite_rows(call)
     starts = [0]
     # Not with a context, which would have to be cut or not, nor where all evaluations start at the beginning.
     if call.graded and isinstance(structure, Sequence) and not call.context and not call.parts.estimator.together:
@@ -120,12 +124,37 @@ def _ask_from_explicit_state(call: ForwardInputs, memory: ExplicitState, seed: i
     recorder = StateRecorder(call.parts.function, lambda: call.parts.driver.max_rows)
     for start, stop in zip(starts, [*starts[1:], time], strict=True):
         states.append((start, before))
-        y, finite = _ask(call, recorder, x[:, start * d : stop * d], (*call.context, *before), seed)
+        given = (x[:, start * d : stop * d], *call.context, *before)
+        piece, *beside = given if sent is None else (t[sent] for t in given)
+        y, finite = _ask(call, recorder, piece, tuple(beside), seed)
+        after = recorder.take(len(piece))
+        if sent is not None:
+            y, finite, after = _among_all(sent, y, finite, after, before)
         answers.append(y.clone())  # a box may answer in the same memory each time
         ok = finite if ok is None else ok if finite is None else ok & finite
-        before = _kept_where(finite, recorder.take(rows), before)
+        before = _kept_where(finite, after, before)
     memory.advance(before, call.training)
     return ForwardAnswer(torch.cat(answers, 1), ok, tuple(states))
+
+
+def _finite_rows(call: ForwardInputs) -> Tensor | None:
+    """The numbers of the rows of x that are finite, where others are not sent to a box with limits; None: all are."""
+    if call.parts.limits is None or not device.reading_is_free(call.x.device) or seen_to_be_finite(call.x):
+        return None
+    sent = torch.isfinite(call.x).all(1).nonzero().squeeze(1)
+    return sent if 0 < len(sent) < len(call.x) else None  # what becomes of none at all is the same with every box
+
+
+def _among_all(
+    sent: Tensor, y: Tensor, ok: Tensor | None, after: tuple[Tensor, ...], before: tuple[Tensor, ...]
+) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    """Outputs and states of the rows `sent`, put among all rows, of which the others are as `before`."""
+    rows = len(before[0])
+    outputs, answered = y.new_full((rows, y.shape[1]), math.nan), torch.zeros(rows, dtype=torch.bool)
+    outputs[sent] = y
+    answered[sent] = True if ok is None else ok
+    states = zip(before, after, strict=True)
+    return outputs, answered, tuple(old.index_copy(0, sent, new.to(old.dtype)) for old, new in states)
 
 
 def _kept_where(ok: Tensor | None, after: tuple[Tensor, ...], before: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -105,7 +105,7 @@ class Layer(nn.Module):
             y, ok, states, ahead = evaluate(call._replace(plan=plan))
             finite = None if ok is None else torch.isfinite(y)
             if device.reading_is_free(self.function.compute_device(y.device)):
-                y = self._without_failures(y, ok, finite)
+                y = self._without_failures(x, y, ok, finite)
             return y, ForwardRecord(self.training, autocast, part, states, finite, ahead, 0, parameters)
 
         if is_capturing(x.device) or not in_checkpoint():
@@ -114,14 +114,15 @@ class Layer(nn.Module):
         (y, forward), ticket = self.answers.answer((x, *context), ordered, graded, ask)
         return y.clone(), forward._replace(ticket=ticket, parameters=parameters)
 
-    def _without_failures(self, y: Tensor, ok: Tensor | None, finite: Tensor | None) -> Tensor:
-        """The outputs y [B, d_out] of a forward pass, with substitutes for those that are not finite.
+    def _without_failures(self, x: Tensor, y: Tensor, ok: Tensor | None, finite: Tensor | None) -> Tensor:
+        """The outputs y [B, d_out] of a forward pass at x [B, d], with substitutes for those that are not finite.
 
         ok [B] and finite [B, d_out] say which rows and which outputs are; None: all.
         """
         self.trace.answered = (y.shape[0], ok)
         if ok is not None:
-            self.trace.add_failures((~ok).sum(), raises=self.on_failure == "raise")
+            not_sent = 0 if self.limits is None else int((~torch.isfinite(x)).any(1).sum())
+            self.trace.add_failures((~ok).sum(), self.on_failure == "raise", not_sent)
         if self.training and (ok is not None or self.progress.steps % MEAN_STEPS == 0):
             learn_mean(self.progress, y, finite)
         if finite is None:
@@ -211,6 +212,8 @@ class Layer(nn.Module):
         due = self.trial_due or (self.tracker is not None and self.tracker.due(time))
         if not self.training or due or self.out_features is None or is_capturing(x.device):
             return None
+        if self.limits is not None and device.reading_is_free(x.device) and not bool(torch.isfinite(x).all()):
+            return None  # such rows have no gradient, and are not evaluated
         y = x.new_zeros(x.shape[0], time * self.out_features, dtype=self.function.dtype)
         step = self._step_inputs(forward, x, y, y, context)
         if forward.part.ranks > 1 and needs_start(self._policy, step.state):

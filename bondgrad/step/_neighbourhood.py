@@ -138,7 +138,10 @@ class Neighbourhood:
                     return y, None
                 ok = finite_rows(y) if ok is None else ok
                 assert ok is not None
-                failures.append(ok.numel() - ok.sum())
+                failed = ~ok
+                if self.low is not None and device.reading_is_free(y.device):  # where x is not, it is known already
+                    failed &= torch.isfinite(points).all(-1)
+                failures.append(failed.sum())
                 return y, ok
 
             return evaluate

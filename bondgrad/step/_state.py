@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from bondgrad.calling._inputs import Limits
+from bondgrad.calling._inputs import Limits, seen_to_be_finite, with_typical_rows
 from bondgrad.evaluators import Progress
 from bondgrad.policies import Differences, Policy, State
 from bondgrad.torch_support._checkpoint import in_backward
@@ -82,6 +82,8 @@ class PolicyState(nn.Module):
             # A forward pass that is run again takes part in nothing: the processes must not learn apart.
             return self.ranks.unlearnt() if in_backward() else ALONE
         rows = (x if limits is None else limits.clamped(x)).reshape(-1, self.ranks.in_features)
+        if limits is not None and not seen_to_be_finite(rows):
+            rows = with_typical_rows(rows)
         part, state = self.ranks.exchange(group, policy, differences, self.read(x.device), rows)
         self.write(state)
         return part

@@ -9,12 +9,15 @@ import torch
 from torch import Tensor
 
 from bondgrad.calling._function import RowFunction
+from bondgrad.calling._inputs import NOT_FINITE_REMEDY
 from bondgrad.errors import BoxError
 from bondgrad.evaluators import WorkerStats
 from bondgrad.evaluators._record import CallRecord
 from bondgrad.policies import Steps
 from bondgrad.step._health import HealthReport
 from bondgrad.torch_support import _device as device
+
+NOT_SENT = "x is not finite (NaN or infinite) in {rows} rows, which were not sent to the box, since it has limits"
 
 
 class Stats(NamedTuple):
@@ -60,7 +63,8 @@ class Trace:
         self.last: Steps | None = None
         self.answered: tuple[int, Tensor | None] | None = None  # rows of the last forward pass, and which [B] are ok
         self._failures: dict[torch.device, Tensor] = {}  # by device: counting there waits for nothing
-        self._warned = not warns
+        self._not_sent = 0  # rows of x that were not finite
+        self._warned = self._warned_of_x = not warns
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but the last perturbations, which a copy of the layer does not need."""
@@ -74,8 +78,16 @@ class Trace:
         rows, ok = self.answered
         return torch.ones(rows, dtype=torch.bool) if ok is None else ok
 
-    def add_failures(self, count: Tensor, raises: bool) -> None:
-        """Count failed rows, and raise an error or warn once. On an accelerator the warning waits for `stats`."""
+    def add_failures(self, count: Tensor, raises: bool, not_sent: int = 0) -> None:
+        """Count failed rows, and raise an error or warn once. On an accelerator the warning waits for `stats`.
+
+        Args:
+            count: How many rows have no finite output.
+            raises: Whether that is an error.
+            not_sent: How many of them were not sent to the box, since x is not finite there.
+        """
+        if raises and not_sent > 0:
+            raise BoxError(f"{NOT_SENT.format(rows=not_sent)}. {NOT_FINITE_REMEDY}")
         if raises and count > 0:
             raise BoxError(
                 f"{int(count)} rows got no finite output. Give limits= within which the box answers, or "
@@ -84,13 +96,15 @@ class Trace:
         if count.device not in self._failures:
             self._failures[count.device] = torch.zeros_like(count)
         self._failures[count.device] += count  # in place, so that a captured graph counts too
+        self._not_sent += not_sent
+        self._warn_of_x(not_sent)
         if device.reading_is_free(count.device):
-            self._warn(int(count))
+            self._warn(int(count) - not_sent)
 
     def stats(self, function: RowFunction, record: CallRecord, health: HealthReport | None) -> Stats:
         """The statistics up to now. Failures that no warning has told of yet are warned of here."""
         last, failures = self.last, sum(int(count) for count in self._failures.values())
-        self._warn(failures)
+        self._warn(failures - self._not_sent)
         lower = upper = step = None
         if last is not None:
             lower, upper, step = last.lower.expand(last.size.shape[2]), last.upper, last.size.mean((0, 1))
@@ -111,6 +125,15 @@ class Trace:
             tracebacks=dict(record.tracebacks),
             workers=record.workers(),
         )
+
+    def _warn_of_x(self, rows: int) -> None:
+        if rows > 0 and not self._warned_of_x:
+            self._warned_of_x = True
+            warnings.warn(
+                f"{NOT_SENT.format(rows=rows)}: in training such a row has the mean of the outputs and no gradient, in "
+                f"evaluation NaN. box.stats.failures counts them. {NOT_FINITE_REMEDY}",
+                stacklevel=4,
+            )
 
     def _warn(self, failures: int) -> None:
         if failures > 0 and not self._warned:

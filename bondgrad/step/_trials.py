@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bondgrad.calling._inputs import seen_to_be_finite, with_typical_rows
 from bondgrad.errors import BoxError
 from bondgrad.measuring._spread import Spread
 from bondgrad.measuring._step_trial import StartingPoint, StepTrial, climb
@@ -66,6 +67,8 @@ def rows_of(step: StepInputs) -> Batch:
     rows, part, d = step.x, step.forward.part, step.parts.in_features
     if rows.shape[1] != d:
         rows = rows.reshape(-1, d)
+    if step.parts.limits is not None and not seen_to_be_finite(rows):  # a policy never sees them
+        rows = with_typical_rows(rows)
     sums = None if part.sums is None else part.sums.to(rows.device)
     return Batch(rows, step.generator, part.rows or rows.shape[0], part.first, sums)
 

@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 from bondgrad import BoxError
-from bondgrad.calling._function import ANNOTATE, RowFunction, from_numpy
+from bondgrad.calling._answers import from_numpy
+from bondgrad.calling._function import RowFunction
+from bondgrad.calling._hints import ANNOTATE
 
 X = torch.arange(12.0).view(4, 3)
 

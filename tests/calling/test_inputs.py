@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from bondgrad.calling._inputs import Limits, check_input, check_rows, context_rows
+from bondgrad.calling._inputs import (
+    Limits,
+    check_input,
+    check_rows,
+    context_rows,
+    seen_to_be_finite,
+    with_typical_rows,
+)
 
 # The numbers of single precision next to 0.1 and 0.7: below and above.
 BELOW_TENTH, ABOVE_TENTH = 0.09999999403953552, 0.10000000149011612
@@ -113,3 +120,26 @@ def test_single_precision_must_tell_them_apart():
     assert limits.like(torch.zeros(1, 1).double())[1].tolist() == [0.1 + 1e-10]
     with pytest.raises(ValueError, match=r"within what torch.float32 can tell apart"):
         limits.like(torch.zeros(1, 1))
+
+
+def test_what_is_not_finite_stays_outside_of_the_limits():
+    limits = Limits((0, [1, math.inf]), 2)
+    x = torch.tensor([[math.nan, 2.0], [math.inf, math.inf], [-3.0, 5.0]])
+    clamped = limits.clamped(x)
+    assert clamped.isnan().tolist() == [[True, False], [True, True], [False, False]]
+    assert clamped[2].tolist() == [0, 5]
+    assert limits.admissible(clamped).tolist() == [[0, 2], [0, 0], [0, 5]]
+    assert Limits((2, 3), 1).admissible(torch.tensor([[math.nan]])).item() == 2
+
+
+def test_a_sum_tells_whether_all_entries_are_finite():
+    assert seen_to_be_finite(torch.ones(2, 2))
+    assert not seen_to_be_finite(torch.tensor([1.0, math.nan]))
+    assert not seen_to_be_finite(torch.tensor([math.inf, -math.inf]))
+    assert not seen_to_be_finite(torch.ones(2, device="meta"))
+
+
+def test_the_mean_of_the_others_stands_for_rows_that_are_not_finite():
+    x = torch.tensor([[1.0, 2.0], [math.nan, 100.0], [3.0, 4.0]])
+    assert with_typical_rows(x).tolist() == [[1, 2], [2, 3], [3, 4]]
+    assert with_typical_rows(x[1:2]).tolist() == [[0, 0]]

@@ -191,7 +191,27 @@ def calibrated(rank, folder):
     finish(rank, folder)
 
 
-@pytest.mark.parametrize("program", [every_variant, what_programs_do, calibrated])
+def not_finite(rank, folder):
+    """Rows of one process that are not finite are nothing that the other could learn from."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    box = BlackBox(torch.sin, 3, limits=(-1, 1), policy=RelativeStep(), process_group=dist.group.WORLD, seed=0)
+    for step in range(3):
+        x = torch.full((4, 3), 0.5)
+        x[1, 2] = torch.nan if rank == 0 else 0.5
+        known = torch.isfinite(x).all(1)
+        told = pytest.warns(UserWarning, match="in 1 rows") if step == rank == 0 else contextlib.nullcontext()
+        with told:
+            y = box(x.requires_grad_())
+        y.sum().backward()
+        assert torch.allclose(x.grad[known], x[known].detach().cos(), atol=1e-2)
+        assert not x.grad[~known].any()
+    box.exchange()
+    assert torch.allclose(box.policy_state.squares, torch.tensor(8 * 0.25 * 2.71).double().expand(3))
+    finish(rank, folder)
+
+
+@pytest.mark.parametrize("program", [every_variant, what_programs_do, calibrated, not_finite])
 def test_programs(program):
     with tempfile.TemporaryDirectory() as folder:
         spawn(program, (folder,), ranks=2)

@@ -92,8 +92,9 @@ def detect(
     if snapshot_owner(fn) is not None:
         raise ValueError("detect is for boxes without memory: this one has snapshot() and restore()")
     check_rows(x)
-    function, driver = RowFunction(fn, None), Driver(Local() if evaluator is None else evaluator)
     bounds = Limits((-math.inf, math.inf) if limits is None else limits, x.shape[1])
+    asked_within = None if limits is None else bounds
+    function, driver = RowFunction(fn, None), Driver(Local() if evaluator is None else evaluator, limits=asked_within)
     rows, contexts = bounds.clamped(x.detach()), context_rows(context, x.shape[:1])
 
     def evaluate(points: Tensor, which: Tensor) -> Tensor:
