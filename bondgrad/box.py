@@ -14,29 +14,25 @@ from bondgrad.calling._inputs import Limits, check_callable, check_input, contex
 from bondgrad.calling._memory import ExplicitState, find_memory
 from bondgrad.calling._modules import freeze
 from bondgrad.errors import BoxError, checked_noise, chosen, positive_int
-from bondgrad.estimators import Central, Estimator, Forward, Simultaneous
-from bondgrad.evaluators import Driver, Evaluator, Local, Progress
-from bondgrad.policies import Bond, Calibrated, MeasuringPolicy, Policy
+from bondgrad.estimators import Estimator
+from bondgrad.evaluators import Evaluator, Progress
+from bondgrad.policies import Policy
 from bondgrad.step._ahead import check_eager, check_seed
-from bondgrad.step._capturable import CapturableLayer
-from bondgrad.step._health import HealthMonitor
+from bondgrad.step._assignable import ESTIMATORS, POLICIES, AssignableLayer
 from bondgrad.step._records import Step
 from bondgrad.step._state import PolicyState
 from bondgrad.step._stats import Stats
 from bondgrad.step._trials import standard_error
 from bondgrad.structure import Structure
-from bondgrad.structure.discovery._tracker import AutoStructure, StructureTracker, resolve
+from bondgrad.structure.discovery._tracker import AutoStructure, resolve
 from bondgrad.torch_support import _autograd as autograd
 from bondgrad.torch_support._precision import autocast_dtype
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-ESTIMATORS: dict[str, Callable[[], Estimator]] = {"central": Central, "forward": Forward, "simultaneous": Simultaneous}
-POLICIES: dict[str, Callable[[], Policy]] = {"bond": Bond, "calibrated": Calibrated}
 
-
-class BlackBox(CapturableLayer):
+class BlackBox(AssignableLayer):
     """A layer around a function that has no gradient.
 
     The forward pass calls the function once on the batch (on sequences, with a state, in a few pieces). The backward
@@ -179,67 +175,6 @@ class BlackBox(CapturableLayer):
             raise BoxError("this BlackBox has no memory to reset: give state=, or an fn with snapshot() and restore()")
         self.memory.reset(self.training)
         self.answers.clear()
-
-    # ---- parts
-
-    @property
-    def structure(self) -> Structure:
-        """Which outputs depend on which inputs: as it was given, or as it was found out so far."""
-        return self._structure if self.tracker is None else self.tracker.structure
-
-    @structure.setter
-    def structure(self, structure: "str | Structure | Tensor | np.ndarray | None") -> None:
-        self._adopt_structure(structure, self.fn, self.out_features)
-        self.function = self.function.replaced(self.fn, self.in_features if self.structure.in_time else None)
-
-    def _adopt_structure(self, structure: Any, fn: Callable[..., Any], width: int | None) -> None:  # noqa: ANN401
-        found = resolve(structure, fn)
-        known = found.structure({}) if isinstance(found, AutoStructure) else found
-        known.check(self.in_features, width)
-        self._structure = known
-        self._structure_given = structure is not None  # and not by the box itself
-        self.tracker = (
-            StructureTracker(found, self.in_features, self._seed) if isinstance(found, AutoStructure) else None
-        )
-
-    @property
-    def policy(self) -> Policy:
-        """The policy, which decides how far inputs are moved. One that is assigned begins with its initial state."""
-        return self._policy
-
-    @policy.setter
-    def policy(self, policy: str | Policy) -> None:
-        another: Policy = chosen("policy", policy, POLICIES, Policy)
-        self.policy_state.adopt(another)  # which may refuse it
-        self._policy = another
-        self.health, self.eval_start = HealthMonitor(), None
-
-    @property
-    def estimator(self) -> Estimator:
-        """The estimator, which turns evaluations into the gradient. Steps measured for another are measured again."""
-        return self._estimator
-
-    @estimator.setter
-    def estimator(self, estimator: str | Estimator) -> None:
-        another: Estimator = chosen("estimator", estimator, ESTIMATORS, Estimator)
-        check_eager(self.eager, self.memory, another, self.function)
-        check_seed(self.function, another, stacklevel=4)
-        self._estimator = another
-        if isinstance(self.policy, MeasuringPolicy):
-            self._forget()
-
-    @property
-    def evaluator(self) -> Evaluator:
-        """The evaluator, which evaluates rows. One that is assigned continues the numbers of requests."""
-        return self.driver.evaluator
-
-    @evaluator.setter
-    def evaluator(self, evaluator: Evaluator | None) -> None:
-        self.driver = Driver(Local() if evaluator is None else evaluator, self.progress)
-
-    def _forget(self) -> None:
-        """Return the policy to its initial state: it has learnt about another box, or for another estimator."""
-        self.policy = self.policy
 
     # ---- seeing what it does
 
