@@ -15,7 +15,7 @@ from bondgrad.calling._memory import ExplicitState, find_memory
 from bondgrad.calling._modules import freeze
 from bondgrad.errors import BoxError, checked_noise, chosen, positive_int
 from bondgrad.estimators import Estimator
-from bondgrad.evaluators import Evaluator, Progress
+from bondgrad.evaluators import Driver, Evaluator, Local, Progress
 from bondgrad.policies import Policy
 from bondgrad.step._ahead import check_eager, check_seed
 from bondgrad.step._assignable import ESTIMATORS, POLICIES, AssignableLayer
@@ -63,6 +63,9 @@ class BlackBox(AssignableLayer):
             was. Evaluation mode has a state of its own, which is reset whenever that mode is entered. An fn with
             methods `snapshot()` and `restore(snapshot)` keeps its own state, and is recognised.
         evaluator: Where rows are evaluated. None: `evaluators.Local()`, in this process.
+        repeats: How many readings of a noisy box are taken at every point. Their mean is the answer: its noise is
+            1/sqrt(repeats) of that of one reading. Each reading is an evaluation, with a `seed` of its own if fn takes
+            one; those of the two ends of a move take turns. It can be assigned later.
         on_failure: When no finite output came for a row, after all `retries` of the evaluator: "degrade" goes on, and
             warns once, on an accelerator when `stats` is read. A perturbed row is left out of the gradient, for which
             the other end of its pair may be left. A row of the forward pass has the mean of the outputs instead and
@@ -98,6 +101,7 @@ class BlackBox(AssignableLayer):
         structure: "str | Structure | Tensor | np.ndarray | None" = None,
         state: Any = None,  # noqa: ANN401
         evaluator: Evaluator | None = None,
+        repeats: int = 1,
         on_failure: str = "degrade",
         eager: bool = False,
         full_precision: bool = True,
@@ -116,7 +120,8 @@ class BlackBox(AssignableLayer):
         self.on_failure, self.full_precision = on_failure, full_precision
         self._estimator: Estimator = chosen("estimator", estimator, ESTIMATORS, Estimator)
         self._policy: Policy = chosen("policy", policy, POLICIES, Policy)
-        self.evaluator = evaluator
+        self.driver = Driver(Local() if evaluator is None else evaluator, self.progress)
+        self.repeats = repeats
         width = None if out_features is None else positive_int("out_features", out_features)
         self._seed, self.tracker = seed, None
         self._adopt_structure(structure, fn, width)

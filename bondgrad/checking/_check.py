@@ -80,8 +80,9 @@ def _typical_rows(
     start, d = sampler.gradient_cost(0), x.shape[1]  # evaluations by which policies may have to find a first step
     gradient = sampler.gradient_cost(1) - start
     # Evaluations per row: `look` for its output and one gradient, `each` at least for checking its gradient.
-    look, left = 2 + gradient, sampler.budget - start
-    each = 2 * rungs(x.dtype) * d + SETTINGS.copies * (6 * d + 1) + SETTINGS.gradients * gradient + 1
+    look, left = 2 * sampler.output_cost + gradient, sampler.budget - start
+    outputs = 2 * rungs(x.dtype) * d + SETTINGS.copies * (6 * d + 1) + 1
+    each = outputs * sampler.output_cost + SETTINGS.gradients * gradient
     if left < each + look:
         raise ValueError(f"budget must be at least {each + look + start} for {d} inputs, got {sampler.budget}")
     scale = Spread.of(x.double()).typical

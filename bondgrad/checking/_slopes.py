@@ -179,7 +179,7 @@ class LossSlopes:
 
     def cost(self, copies: int) -> int:
         """The number of evaluations that a measurement with so many copies takes."""
-        return copies * len(self.x) * (6 * self.x.shape[1] + 1)
+        return copies * len(self.x) * (6 * self.x.shape[1] + 1) * self.sampler.output_cost
 
 
 def rungs(dtype: torch.dtype) -> int:

@@ -15,6 +15,7 @@ from torch import Tensor
 from bondgrad.errors import BoxError, EvaluationLimitError, RequestCancelled, is_mistake, is_out_of_memory
 from bondgrad.evaluators._calls import nothing
 from bondgrad.evaluators._evaluator import Answer, Call, Evaluator, Purpose, Request
+from bondgrad.evaluators._readings import in_turns, mean_in_turns, mean_of_readings, reading_seed
 from bondgrad.evaluators._record import CallRecord
 from bondgrad.evaluators._retries import RetrySearch
 from bondgrad.torch_support import _device as device
@@ -28,6 +29,12 @@ class Outcome(NamedTuple):
 
     y: Tensor  # [N, d_out] the outputs; not finite where none came
     ok: Tensor | None = None  # [N] which rows are finite; None: all, or not known, on an accelerator
+
+
+def checked(y: Tensor) -> Outcome:
+    """Outputs y [N, d_out], and which rows of them are finite."""
+    ok = torch.isfinite(y).all(1)
+    return Outcome(y, None if bool(ok.all()) else ok)
 
 
 @dataclass
@@ -47,16 +54,19 @@ class Driver:
         evaluator: Where rows are evaluated.
         progress: Counts requests and steps, also those of other drivers of the same layer.
         once: Whether no row is asked again: the first error of a request is raised.
+        repeats: How many readings are taken at every point. Answers are their means.
     """
 
     cpu_memory = 2 * 2**20  # bytes of one request on a CPU: what caches hold, with room for what the box itself needs
     device_memory = 256 * 2**20  # bytes of one request on an accelerator: enough work to keep it busy
 
-    def __init__(self, evaluator: Evaluator, progress: Progress | None = None, once: bool = False) -> None:
+    def __init__(
+        self, evaluator: Evaluator, progress: Progress | None = None, once: bool = False, repeats: int = 1
+    ) -> None:
         if not isinstance(evaluator, Evaluator):
             raise ValueError(f"evaluator must be an instance from bondgrad.evaluators, or None, got {evaluator!r}")
         self.evaluator = evaluator
-        self.once = once
+        self.once, self.repeats = once, repeats
         self.progress = progress or Progress()
         self.record = CallRecord()
         self.most: int | None = None  # rows at a time, once memory has run out
@@ -72,14 +82,14 @@ class Driver:
     @property
     def version(self) -> Hashable:
         """A value that differs (`!=`) from an earlier one if requests are divided in another way now."""
-        return self.evaluator, self.max_rows, self.evaluator.memory
+        return self.evaluator, self.max_rows, self.evaluator.memory, self.repeats
 
     def portion(self, row_bytes: int, wanted: int, device: torch.device) -> int:
         """How many of the `wanted` points may exist at a time, `row_bytes` each with their outputs."""
         memory = self.evaluator.memory or (self.cpu_memory if device.type == "cpu" else self.device_memory)
-        rows = min(wanted, max(1, memory // row_bytes))
+        rows = min(wanted * self.repeats, max(1, memory // row_bytes))
         self._rows = rows if self.most is None else min(rows, self.most)
-        return self._rows
+        return max(1, self._rows // self.repeats)
 
     def ask(
         self,
@@ -93,18 +103,53 @@ class Driver:
         number: int | None = None,
         cancelled: threading.Event | None = None,
         begun: Callable[[], None] | None = None,
+        repeats: int | None = None,
     ) -> Outcome:
         """The outputs at points [N, d], in one request, and in more for rows that are asked again.
 
-        The arguments are those of `Request`; a number, if given, is one that `reserve` returned. Raises `BoxError` if
-        no row got an output because of errors.
+        The arguments are those of `Request`; a number, if given, is one that `reserve` returned. With `repeats` (None:
+        those of this driver) the outputs are means of so many readings. Raises `BoxError` if no row got an output
+        because of errors.
         """
-        max_rows = self.max_rows
-        self._rows = points.shape[0] if max_rows is None else min(points.shape[0], max_rows)
         number = self.reserve() if number is None else number  # one that fails has its number, too
-        step = self.progress.steps
-        rest = (number, whole, max_rows, 0, step, cancelled, begun)
+        rest = (number, whole, self.max_rows, 0, self.progress.steps, cancelled, begun)
         request = Request(function, points, context, pairs, seed, purpose, *rest)
+        readings = self.repeats if repeats is None else repeats
+        if readings == 1:
+            return self._outcome(request)
+        if seed is not None or whole:
+            return self._ask_one_by_one(request, readings)
+        rows, *beside = (in_turns(t, readings, pairs) for t in (points, *context))
+        y, ok = self._outcome(request._replace(points=rows, context=tuple(beside)))
+        mean = mean_in_turns(y, readings, pairs, finite=ok is None and device.reading_is_free(y.device))
+        return Outcome(mean) if ok is None else checked(mean)
+
+    def _ask_one_by_one(self, request: Request, readings: int) -> Outcome:
+        """The means over readings that are requests of their own: each has a seed, or all rows of a box with memory."""
+        outcomes, errors = [], []
+        for reading in range(readings):
+            number = request.number if reading == 0 else self.reserve()
+            try:
+                seed = reading_seed(request.seed, reading)
+                y, ok = self._outcome(request._replace(number=number, seed=seed))
+                outcomes.append(Outcome(y.clone(), ok))  # a box may answer in the same memory
+            except BoxError as error:
+                # A box with memory goes on from its last reading, which must not be one that failed.
+                if is_mistake(error) or request.whole:
+                    raise
+                errors.append(error)
+        if not outcomes:
+            raise errors[0]
+        y = torch.stack([outcome.y for outcome in outcomes], 1)  # [N, readings, d_out]
+        unit = 2 if request.pairs and len(y) % 2 == 0 else 1
+        ends = y.view(-1, unit, *y.shape[1:]).transpose(1, 2)  # [units, readings, unit, d_out]
+        mean, known = mean_of_readings(ends).flatten(0, 1), all(outcome.ok is None for outcome in outcomes)
+        return Outcome(mean) if known else checked(mean)
+
+    def _outcome(self, request: Request) -> Outcome:
+        """What comes of a request, after all retries."""
+        rows, max_rows = request.points.shape[0], request.max_rows
+        self._rows = rows if max_rows is None else min(rows, max_rows)
         answer = self._send(request)
         y = answer.y
         # A sum is finite only if all its terms are. On an accelerator nothing is read.

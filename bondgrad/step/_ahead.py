@@ -90,7 +90,8 @@ def gradient_bytes(step: StepInputs) -> int:
     time = width // parts.in_features
     groups = parts.structure.windows(parts.in_features, step.y.shape[1] // time, time, [0])[0].groups
     each = sum(t.itemsize * (t.numel() // rows) for t in (step.x, step.y, *step.context))
-    return rows * parts.estimator.evaluations(width if groups is None else groups.count) * each
+    evaluations = parts.estimator.evaluations(width if groups is None else groups.count)
+    return rows * evaluations * parts.driver.repeats * each
 
 
 class Ahead:
@@ -103,6 +104,7 @@ class Ahead:
         self.plan: Plan | None = plan  # until it is carried out
         self.steps, self.delta = plan.steps, plan.delta
         self.rows = plan.rows
+        self._evaluations = plan.rows * driver.repeats
         self.cancelled = threading.Event()
         self.outcome: Future[Outcome] = Future()
         self.thread: threading.Thread | None = None  # in which they are made
@@ -141,7 +143,7 @@ class Ahead:
             return
         self._used = True
         self.cancelled.set()
-        record, rows = self._record, self.rows
+        record, rows = self._record, self._evaluations
 
         def count(future: "Future[Outcome]") -> None:
             error = future.exception()

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from bondgrad.errors import chosen
+from bondgrad.errors import chosen, positive_int
 from bondgrad.estimators import Central, Estimator, Forward, Simultaneous
 from bondgrad.evaluators import Driver, Evaluator, Local
 from bondgrad.policies import Bond, Calibrated, MeasuringPolicy, Policy
@@ -84,7 +84,16 @@ class AssignableLayer(CapturableLayer):
 
     @evaluator.setter
     def evaluator(self, evaluator: Evaluator | None) -> None:
-        self.driver = Driver(Local() if evaluator is None else evaluator, self.progress)
+        self.driver = Driver(Local() if evaluator is None else evaluator, self.progress, repeats=self.repeats)
+
+    @property
+    def repeats(self) -> int:
+        """How many readings are taken at every point. Their mean counts as the answer of the box."""
+        return self.driver.repeats
+
+    @repeats.setter
+    def repeats(self, repeats: int) -> None:
+        self.driver.repeats = positive_int("repeats", repeats)
 
     def _forget(self) -> None:
         """Return the policy to its initial state: it has learnt about another box, or for another estimator."""

@@ -327,7 +327,7 @@ class Layer(nn.Module):
         begins = self.policy_state.schedule.trials == 0 and self.eval_start is None
         if begins and isinstance(self._policy, MeasuringPolicy):
             start = SETTINGS.start_rows * (self._policy.start_slopes * gradient + 2)
-        return rows * (1 + gradient) + start
+        return (rows * (1 + gradient) + start) * self.driver.repeats
 
     @property
     def trial_due(self) -> bool:

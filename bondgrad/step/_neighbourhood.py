@@ -15,6 +15,7 @@ from bondgrad.errors import BoxError, EvaluationLimitError
 from bondgrad.estimators import Evaluate, Site
 from bondgrad.evaluators import Outcome
 from bondgrad.evaluators._evaluator import Purpose
+from bondgrad.evaluators._readings import mean_of_readings, reading_seed
 from bondgrad.step._records import Parts, StatesByStart
 from bondgrad.structure.discovery._search_batch import SearchBatch
 from bondgrad.torch_support import _device as device
@@ -65,7 +66,7 @@ class Neighbourhood:
         Returns:
             The outputs [b, ..., d_out], and [b, ...] which of them are finite.
         """
-        self.evaluations[purpose] += points.numel() // points.shape[-1]
+        self._count(points, purpose)
         seed = None if self.parts.next_seed is None else self.parts.next_seed()
         if isinstance(self.parts.memory, InternalState):
             return self._ask_from_internal_state(self.parts.memory, points, purpose, seed)
@@ -95,15 +96,25 @@ class Neighbourhood:
     def _ask_from_internal_state(
         self, memory: InternalState, points: Tensor, purpose: Purpose, seed: int | None
     ) -> Outcome:
-        """A box that keeps its own state is asked about all rows in one request per move, from the same snapshot."""
-        function, answers = memory.from_snapshot(self.states[0][1], self.parts.function), []
-        for move in points.flatten(1, -2).unbind(1):
-            y = self.parts.driver.ask(
-                function, move.contiguous(), self.context, seed=seed, purpose=purpose, whole=True
-            ).y
-            answers.append(y.clone())
-        joined = torch.stack(answers, 1).view(*points.shape[:-1], -1)
+        """A box that keeps its own state is asked about all rows in one request per point, from the same snapshot."""
+        driver, function = self.parts.driver, memory.from_snapshot(self.states[0][1], self.parts.function)
+        ends = points.shape[-2]
+        answers = []
+        for move in points.flatten(1, -3).unbind(1):  # [B, ends, W]
+            for reading in range(driver.repeats):  # of the ends in turns
+                number = reading_seed(seed, reading)
+                for end in move.unbind(1):
+                    rest = (self.context, False, number, purpose, True)
+                    answers.append(driver.ask(function, end.contiguous(), *rest, repeats=1).y.clone())
+        joined = torch.stack(answers, 1)  # [B, moves · readings · ends, W_out]
+        if driver.repeats > 1:
+            joined = mean_of_readings(joined.view(-1, driver.repeats, ends, joined.shape[2]))
+        joined = joined.view(*points.shape[:-1], -1)
         return Outcome(joined, finite_rows(joined))
+
+    def _count(self, points: Tensor, purpose: Purpose) -> None:
+        """Count the evaluations that points [b, ..., d] take."""
+        self.evaluations[purpose] += points.numel() // points.shape[-1] * self.parts.driver.repeats
 
     def run(self, work: Callable[[], T]) -> T:
         """Run `work`, and again with fewer rows at once where memory runs out, unless all rows must go together."""
@@ -133,7 +144,7 @@ class Neighbourhood:
                     y, ok = self.ask(points, rows, "gradient", start)
                 else:
                     y, ok = next(answers)
-                    self.evaluations["gradient"] += points.numel() // points.shape[-1]
+                    self._count(points, "gradient")
                 if ok is None and device.reading_is_free(y.device):
                     return y, None
                 ok = finite_rows(y) if ok is None else ok
@@ -250,7 +261,8 @@ class Neighbourhood:
 
         most, d = self._portion(0, sys.maxsize), self.parts.in_features
         low, high = (self.parts.limits or Limits((-math.inf, math.inf), d)).like(self.x)
-        return SearchBatch(self.x, self.y, evaluate, most, noise, rounding, low, high, d, self.whole)
+        repeats = self.parts.driver.repeats
+        return SearchBatch(self.x, self.y, evaluate, most, noise, rounding, low, high, d, self.whole, repeats)
 
 
 def finite_rows(y: Tensor) -> Tensor | None:

@@ -62,6 +62,7 @@ class SearchBatch:
     high: Tensor  # [d] no point may be above this
     features: int = 0  # the number of inputs of a time step, where rows are sequences
     whole: bool = False  # whether every request must contain all rows, because the box has a memory
+    repeats: int = 1  # readings that are taken at every point, each of them an evaluation
 
     def __post_init__(self) -> None:
         self.evaluations = 0  # spent so far
@@ -85,7 +86,7 @@ class SearchBatch:
         if self.whole and r < n:
             everything = self.x[:, None, None].expand(n, j, ends, -1).index_copy(0, rows, points)
             return self.ask(everything, torch.arange(n, device=rows.device))[rows]
-        self.evaluations += r * j * ends
+        self.evaluations += r * j * ends * self.repeats
         moves = max(1, self.max_points // (ends * (r if self.whole else 1)))  # the moves of a row in one request
         at_once = r if self.whole else max(1, moves // j)
         parts = []
