@@ -53,6 +53,9 @@ class BlackBox(AssignableLayer):
             rounding of their floating-point type. "auto": measured at the first training step, and now and then again.
         limits: (low, high), each a number or one number per input. No point outside is ever evaluated: x is clamped,
             and the gradient found at the clamped point is passed on. (A NaN in x is passed on to fn.)
+        resolution: The step in which inputs can be set, as that of a DAC, a number or one per input. Every point of the
+            box is a whole number of steps above the lower limit, or from zero where there is none: x is rounded, moves
+            are one step at least, and differences are divided by what was set.
         structure: Which outputs depend on which inputs; inputs that share none move together, and a gradient costs
             evaluations per group instead of per input. A bool pattern [out_features, in_features], an instance from
             `bondgrad.structure` (`Blocks`, or `Sequence` for x [..., T, in_features]), "dense" (all on all), or "auto"
@@ -98,6 +101,7 @@ class BlackBox(AssignableLayer):
         policy: str | Policy = "calibrated",
         noise: float | str | None = None,
         limits: tuple[Any, Any] | None = None,
+        resolution: Any = None,  # noqa: ANN401
         structure: "str | Structure | Tensor | np.ndarray | None" = None,
         state: Any = None,  # noqa: ANN401
         evaluator: Evaluator | None = None,
@@ -116,7 +120,8 @@ class BlackBox(AssignableLayer):
             raise ValueError(f"on_failure must be 'degrade' or 'raise', got {on_failure!r}")
         self.in_features = positive_int("in_features", in_features)
         self.noise = checked_noise(noise)
-        self.limits = None if limits is None else Limits(limits, self.in_features)
+        unlimited = limits is None and resolution is None
+        self.limits = None if unlimited else Limits(limits, self.in_features, resolution)
         self.on_failure, self.full_precision = on_failure, full_precision
         self._estimator: Estimator = chosen("estimator", estimator, ESTIMATORS, Estimator)
         self._policy: Policy = chosen("policy", policy, POLICIES, Policy)

@@ -3,12 +3,15 @@
 Each error names the argument, what was expected, and what to do.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from bondgrad.calling._grid import Grid
 
 
 def check_callable(fn: object) -> None:
@@ -58,11 +61,16 @@ class Limits:
     """The range of inputs in which the box may be evaluated, as tensors in the dtype and on the device of x.
 
     Args:
-        limits: (low, high), each a number or one number per input.
+        limits: (low, high), each a number or one number per input. None: (-inf, inf).
         in_features: Number of inputs.
+        resolution: The step in which inputs can be set, a number or one per input. None: any value can be set.
+
+    Attributes:
+        grid: The values that can be set; None: all.
     """
 
-    def __init__(self, limits: tuple[Any, Any], in_features: int) -> None:
+    def __init__(self, limits: tuple[Any, Any] | None, in_features: int, resolution: Any = None) -> None:  # noqa: ANN401
+        limits = (-math.inf, math.inf) if limits is None else limits
         if not isinstance(limits, (Sequence, np.ndarray, Tensor)) or len(limits) != 2:
             raise ValueError(f"limits must be a pair (low, high), got {limits!r}")
         try:
@@ -74,6 +82,10 @@ class Limits:
         if not bool((low < high).all()):
             raise ValueError(f"limits must have low < high for every input, got {limits!r}")
         self._exact = low.expand(in_features).clone(), high.expand(in_features).clone()
+        self.grid: Grid | None = None
+        if resolution is not None:
+            self.grid = Grid(resolution, *self._exact)
+            self._exact = self._exact[0], self.grid.highest
         self._made: dict[tuple[torch.dtype, torch.device], tuple[Tensor, Tensor]] = {}
 
     def numbers(self) -> tuple[list[float], list[float]]:
@@ -95,5 +107,5 @@ class Limits:
         return low.repeat(times), high.repeat(times)
 
     def clamped(self, x: Tensor) -> Tensor:
-        """The rows x [B, d], clamped to the limits."""
-        return x.clamp(*self.like(x))
+        """The rows x [B, d], clamped to the limits, and moved to the nearest values that can be set."""
+        return (x if self.grid is None else self.grid.nearest(x)).clamp(*self.like(x))

@@ -88,7 +88,7 @@ def _typical_rows(
     scale = Spread.of(x.double()).typical
     low, high = limits.like(x)
     margin = SETTINGS.margin * torch.minimum(high - low, scale.to(x.dtype))
-    x = x.clamp(low + margin, high - margin)
+    x = limits.clamped(x.clamp(low + margin, high - margin))
     count = min(SETTINGS.finite_rows, sampler.budget // SETTINGS.finite_part // look, (left - each) // look)
     rows = torch.randperm(len(x), generator=generator)[:count].to(x.device)
     y = sampler.outputs(x[rows], tuple(c[rows] for c in context)).double()

@@ -31,6 +31,7 @@ def mean_in_turns(y: Tensor, readings: int, pairs: bool, finite: bool) -> Tensor
     unit = 2 if pairs else 1
     rows = len(y) // readings
     paired = rows - rows % unit
+    y = y.contiguous()
     units = y[: paired * readings].view(-1, readings, unit, y.shape[1])
     mean = mean_of_readings(units, finite).flatten(0, 1)
     if paired == rows:

@@ -183,16 +183,16 @@ class Layer(nn.Module):
         self, forward: ForwardRecord, x: Tensor, y: Tensor, gy: Tensor, context: tuple[Tensor, ...]
     ) -> StepInputs:
         """Everything that a backward pass needs to know, on the device of the box."""
-        capturing, policy_state = is_capturing(x.device), self.policy_state
+        capturing, policy_state, parts = is_capturing(x.device), self.policy_state, self.parts()
         random = policy_state.random
         return StepInputs(
-            parts=self.parts(),
+            parts=parts,
             forward=forward,
             x=x if self.limits is None else self.limits.clamped(x),
             y=y,
             gy=gy,
             context=context,
-            state=policy_state.read(x.device),
+            state=policy_state.settable(self._policy, parts.grid, x.device),
             generator=random.on(x.device) if capturing else random.fork(x.device),
             tracker=self.tracker,
             schedule=policy_state.schedule,

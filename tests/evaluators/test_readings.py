@@ -142,6 +142,12 @@ def test_every_evaluator_gives_the_same_gradients(kind, estimator):
         assert layer.stats.evaluations == 3 * once.stats.evaluations
 
 
+def test_outputs_that_are_a_view():
+    layer = BlackBox(lambda x: torch.sin(x).T.contiguous().T, 3, policy=Fixed(0.01), repeats=2)
+    x = torch.randn(4, 3)
+    assert torch.allclose(gradient(layer, x, torch.ones(4, 3)), x.cos(), atol=1e-3)
+
+
 def test_chunks_do_not_change_a_bit():
     x, gy = torch.randn(16, 5), torch.randn(16, 5)
     found = []
