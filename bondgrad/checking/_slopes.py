@@ -32,7 +32,6 @@ class CheckSettings:
     # Steps.
     factor: int = 4  # ratio of neighbouring steps of the ladder, and of steps that were too long to shorter ones
     least_ulps: int = 64  # steps have at least so many units of rounding of x, unless there is less room
-    least_grid_steps: int = 8  # likewise in steps of a `resolution`; a quarter of a step of the ladder is used as well
     jitter: float = 0.3  # the part of a step that is drawn anew for every sample, so that roughness acts as noise
     usual_weight: float = 10.0  # weight of the median disagreement over rows, relative to that of the row itself
     # Copies, over which means are taken.
@@ -107,7 +106,8 @@ class LossSlopes:
         """Move one input at a time up and down, by n steps [r, d, n].
 
         Returns:
-            The moves after rounding, and the losses at their ends, [r, d, n, 2] each; NaN: an output is not finite.
+            The moves as they were set, after rounding, and the losses at their ends, [r, d, n, 2] each; NaN: an output
+            is not finite.
         """
         here, scale = self.x[..., None, None], self.scale[:, None, None]
         ends = here + (torch.stack((steps, -steps), 3) * scale).to(here.dtype)  # [r, d, n, 2]
@@ -135,10 +135,7 @@ class LossSlopes:
         """Steps [r, d, rungs], from the longest down to the shortest that rounding of x allows."""
         powers = torch.arange(rungs(self.x.dtype), dtype=torch.float64, device=self.x.device)
         ulps = torch.finfo(self.x.dtype).eps * self.x.abs().double() / self.scale
-        least = SETTINGS.least_ulps * ulps
-        if self.limits.grid is not None:
-            least = torch.maximum(least, SETTINGS.least_grid_steps * self.limits.grid.step.to(least) / self.scale)
-        least = torch.minimum(least, self.longest)[..., None]
+        least = torch.minimum(SETTINGS.least_ulps * ulps, self.longest)[..., None]
         return torch.maximum(self.longest[..., None] * SETTINGS.factor**-powers, least)
 
     def best_steps(self, steps: Tensor, quotients: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import yaml
 from bondgrad.experiments import config
 
 ROOT = Path(__file__).parents[2]
-NAMES = ("pytorch", "structure", "probe", "steps", "reservoirs", "evaluators", "journal")
+NAMES = ("pytorch", "structure", "probe", "steps", "reservoirs", "evaluators", "journal", "devices")
 DOCUMENTS = [
     re.findall(r"```python\n(.*?)```", (ROOT / path).read_text(), re.DOTALL)
     for path in ("README.md", *(f"docs/{name}.md" for name in NAMES))
@@ -21,7 +21,7 @@ DOCUMENTS = [
 
 
 def test_the_code_in_the_documents_runs():
-    assert [len(blocks) for blocks in DOCUMENTS] == [2, 2, 4, 1, 2, 3, 3, 3]
+    assert [len(blocks) for blocks in DOCUMENTS] == [2, 2, 4, 1, 2, 3, 3, 3, 1]
     names = {}
     for blocks in DOCUMENTS:
         for block in blocks:  # one after the other, as a reader would

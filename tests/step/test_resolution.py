@@ -11,6 +11,7 @@ from bondgrad.estimators import Estimator
 from bondgrad.evaluators import Threads
 from bondgrad.networks import ffnn
 from bondgrad.policies import Bond, Calibrated, Fixed, Gaussian
+from bondgrad.step._trials import TrialRows
 from bondgrad.structure import Sequence
 from bondgrad.testing import Subject
 from bondgrad.testing.boxes import Linear, TanhNetwork
@@ -242,11 +243,26 @@ def test_the_box_is_safe_from_estimators_that_do_not_look_at_the_grid(eager):
     gradient(BlackBox(box, 3, 3, resolution=0.1, limits=(-1, 1), **options), torch.randn(8, 3), torch.randn(8, 3))
 
 
-def test_noise_is_measured_on_the_grid():
+def test_steps_are_reported_as_they_were_set():
+    layer = BlackBox(torch.sin, 2, resolution=[0.1, 0.25], policy=Fixed(0.33))
+    gradient(layer, torch.randn(8, 2), torch.randn(8, 2))
+    assert torch.allclose(layer.stats.step, torch.tensor([0.3, 0.25]))
+
+
+def test_noise_is_measured_on_the_grid(monkeypatch):
+    sizes, trial = [], TrialRows.trial
+
+    def watched(self, steps, slopes=None):
+        sizes.append(steps.size)
+        return trial(self, steps, slopes)
+
+    monkeypatch.setattr(TrialRows, "trial", watched)
     box = OnGrid(noisy(torch.sin, 0.01), 0.1)
     layer = BlackBox(box, 3, resolution=0.1, policy=Fixed(0.1), noise="auto", seed=0)
     gradient(layer, torch.randn(64, 3), torch.randn(64, 3))
     assert 0.005 < layer.policy_state.schedule.noise < 0.04  # half-width
+    (size,) = sizes  # of which half can be set as well
+    assert torch.allclose(size / 0.2, (size / 0.2).round().clamp_min(1))
 
 
 def test_eager_is_the_same():
