@@ -14,29 +14,25 @@ from bondgrad.calling._inputs import Limits, check_callable, check_input, contex
 from bondgrad.calling._memory import ExplicitState, find_memory
 from bondgrad.calling._modules import freeze
 from bondgrad.errors import BoxError, checked_noise, chosen, positive_int
-from bondgrad.estimators import Central, Estimator, Forward, Simultaneous
+from bondgrad.estimators import Estimator
 from bondgrad.evaluators import Driver, Evaluator, Local, Progress
-from bondgrad.policies import Bond, Calibrated, MeasuringPolicy, Policy
+from bondgrad.policies import Policy
 from bondgrad.step._ahead import check_eager, check_seed
-from bondgrad.step._capturable import CapturableLayer
-from bondgrad.step._health import HealthMonitor
+from bondgrad.step._assignable import ESTIMATORS, POLICIES, AssignableLayer
 from bondgrad.step._records import Step
 from bondgrad.step._state import PolicyState
 from bondgrad.step._stats import Stats
 from bondgrad.step._trials import standard_error
 from bondgrad.structure import Structure
-from bondgrad.structure.discovery._tracker import AutoStructure, StructureTracker, resolve
+from bondgrad.structure.discovery._tracker import AutoStructure, resolve
 from bondgrad.torch_support import _autograd as autograd
 from bondgrad.torch_support._precision import autocast_dtype
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-ESTIMATORS: dict[str, Callable[[], Estimator]] = {"central": Central, "forward": Forward, "simultaneous": Simultaneous}
-POLICIES: dict[str, Callable[[], Policy]] = {"bond": Bond, "calibrated": Calibrated}
 
-
-class BlackBox(CapturableLayer):
+class BlackBox(AssignableLayer):
     """A layer around a function that has no gradient.
 
     The forward pass calls the function once on the batch (on sequences, with a state, in a few pieces). The backward
@@ -60,6 +56,10 @@ class BlackBox(CapturableLayer):
             and the gradient found at the clamped point is passed on. A row of x with a NaN or an infinite entry is not
             evaluated: it is treated as a row without an output, see `on_failure`. (On an accelerator nothing waits to
             find such rows: they are evaluated inside the limits, and their output, and so the loss, is NaN.)
+        resolution: The step in which inputs can be set, as that of a DAC, a number or one per input. Every point of the
+            box is a whole number of steps above the lower limit, or from zero where there is none: x is rounded, moves
+            are one step at least, and differences are divided by what was set. Rows that are not finite are treated as
+            with limits.
         structure: Which outputs depend on which inputs; inputs that share none move together, and a gradient costs
             evaluations per group instead of per input. A bool pattern [out_features, in_features], an instance from
             `bondgrad.structure` (`Blocks`, or `Sequence` for x [..., T, in_features]), "dense" (all on all), or "auto"
@@ -70,6 +70,9 @@ class BlackBox(CapturableLayer):
             was. Evaluation mode has a state of its own, which is reset whenever that mode is entered. An fn with
             methods `snapshot()` and `restore(snapshot)` keeps its own state, and is recognised.
         evaluator: Where rows are evaluated. None: `evaluators.Local()`, in this process.
+        repeats: How many readings of a noisy box are taken at every point. Their mean is the answer: its noise is
+            1/sqrt(repeats) of that of one reading. Each reading is an evaluation, with a `seed` of its own if fn takes
+            one; those of the two ends of a move take turns. It can be assigned later.
         on_failure: When no finite output came for a row, after all `retries` of the evaluator: "degrade" goes on, and
             warns once, on an accelerator when `stats` is read. A perturbed row is left out of the gradient, for which
             the other end of its pair may be left. A row of the forward pass has the mean of the outputs instead and
@@ -102,9 +105,11 @@ class BlackBox(CapturableLayer):
         policy: str | Policy = "calibrated",
         noise: float | str | None = None,
         limits: tuple[Any, Any] | None = None,
+        resolution: Any = None,  # noqa: ANN401
         structure: "str | Structure | Tensor | np.ndarray | None" = None,
         state: Any = None,  # noqa: ANN401
         evaluator: Evaluator | None = None,
+        repeats: int = 1,
         on_failure: str = "degrade",
         eager: bool = False,
         full_precision: bool = True,
@@ -119,11 +124,13 @@ class BlackBox(CapturableLayer):
             raise ValueError(f"on_failure must be 'degrade' or 'raise', got {on_failure!r}")
         self.in_features = positive_int("in_features", in_features)
         self.noise = checked_noise(noise)
-        self.limits = None if limits is None else Limits(limits, self.in_features)
+        unlimited = limits is None and resolution is None
+        self.limits = None if unlimited else Limits(limits, self.in_features, resolution)
         self.on_failure, self.full_precision = on_failure, full_precision
         self._estimator: Estimator = chosen("estimator", estimator, ESTIMATORS, Estimator)
         self._policy: Policy = chosen("policy", policy, POLICIES, Policy)
-        self.evaluator = evaluator
+        self.driver = Driver(Local() if evaluator is None else evaluator, self.progress, limits=self.limits)
+        self.repeats = repeats
         width = None if out_features is None else positive_int("out_features", out_features)
         self._seed, self.tracker = seed, None
         self._adopt_structure(structure, fn, width)
@@ -185,67 +192,6 @@ class BlackBox(CapturableLayer):
             raise BoxError("this BlackBox has no memory to reset: give state=, or an fn with snapshot() and restore()")
         self.memory.reset(self.training)
         self.answers.clear()
-
-    # ---- parts
-
-    @property
-    def structure(self) -> Structure:
-        """Which outputs depend on which inputs: as it was given, or as it was found out so far."""
-        return self._structure if self.tracker is None else self.tracker.structure
-
-    @structure.setter
-    def structure(self, structure: "str | Structure | Tensor | np.ndarray | None") -> None:
-        self._adopt_structure(structure, self.fn, self.out_features)
-        self.function = self.function.replaced(self.fn, self.in_features if self.structure.in_time else None)
-
-    def _adopt_structure(self, structure: Any, fn: Callable[..., Any], width: int | None) -> None:  # noqa: ANN401
-        found = resolve(structure, fn)
-        known = found.structure({}) if isinstance(found, AutoStructure) else found
-        known.check(self.in_features, width)
-        self._structure = known
-        self._structure_given = structure is not None  # and not by the box itself
-        self.tracker = (
-            StructureTracker(found, self.in_features, self._seed) if isinstance(found, AutoStructure) else None
-        )
-
-    @property
-    def policy(self) -> Policy:
-        """The policy, which decides how far inputs are moved. One that is assigned begins with its initial state."""
-        return self._policy
-
-    @policy.setter
-    def policy(self, policy: str | Policy) -> None:
-        another: Policy = chosen("policy", policy, POLICIES, Policy)
-        self.policy_state.adopt(another)  # which may refuse it
-        self._policy = another
-        self.health, self.eval_start = HealthMonitor(), None
-
-    @property
-    def estimator(self) -> Estimator:
-        """The estimator, which turns evaluations into the gradient. Steps measured for another are measured again."""
-        return self._estimator
-
-    @estimator.setter
-    def estimator(self, estimator: str | Estimator) -> None:
-        another: Estimator = chosen("estimator", estimator, ESTIMATORS, Estimator)
-        check_eager(self.eager, self.memory, another, self.function)
-        check_seed(self.function, another, stacklevel=4)
-        self._estimator = another
-        if isinstance(self.policy, MeasuringPolicy):
-            self._forget()
-
-    @property
-    def evaluator(self) -> Evaluator:
-        """The evaluator, which evaluates rows. One that is assigned continues the numbers of requests."""
-        return self.driver.evaluator
-
-    @evaluator.setter
-    def evaluator(self, evaluator: Evaluator | None) -> None:
-        self.driver = Driver(Local() if evaluator is None else evaluator, self.progress, limits=self.limits)
-
-    def _forget(self) -> None:
-        """Return the policy to its initial state: it has learnt about another box, or for another estimator."""
-        self.policy = self.policy
 
     # ---- seeing what it does
 

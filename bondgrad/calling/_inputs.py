@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bondgrad.calling._grid import Grid
 from bondgrad.torch_support import _device as device
 
 
@@ -82,11 +83,16 @@ class Limits:
     """The range of inputs in which the box may be evaluated, as tensors in the dtype and on the device of x.
 
     Args:
-        limits: (low, high), each a number or one number per input.
+        limits: (low, high), each a number or one number per input. None: (-inf, inf).
         in_features: Number of inputs.
+        resolution: The step in which inputs can be set, a number or one per input. None: any value can be set.
+
+    Attributes:
+        grid: The values that can be set; None: all.
     """
 
-    def __init__(self, limits: tuple[Any, Any], in_features: int) -> None:
+    def __init__(self, limits: tuple[Any, Any] | None, in_features: int, resolution: Any = None) -> None:  # noqa: ANN401
+        limits = (-math.inf, math.inf) if limits is None else limits
         if not isinstance(limits, (Sequence, np.ndarray, Tensor)) or len(limits) != 2:
             raise ValueError(f"limits must be a pair (low, high), got {limits!r}")
         try:
@@ -98,6 +104,10 @@ class Limits:
         if not bool((low < high).all()):
             raise ValueError(f"limits must have low < high for every input, got {limits!r}")
         self._exact = low.expand(in_features).clone(), high.expand(in_features).clone()
+        self.grid: Grid | None = None
+        if resolution is not None:
+            self.grid = Grid(resolution, *self._exact)
+            self._exact = self._exact[0], self.grid.highest
         self._made: dict[tuple[torch.dtype, torch.device], tuple[Tensor, Tensor]] = {}
 
     def numbers(self) -> tuple[list[float], list[float]]:
@@ -119,11 +129,13 @@ class Limits:
         return (low, high) if times == 1 else (low.repeat(times), high.repeat(times))
 
     def clamped(self, x: Tensor) -> Tensor:
-        """The rows x [B, d], clamped to the limits; NaN where an entry is not finite, since it says nothing."""
-        inside = x.clamp(*self.like(x))
+        """The rows x [B, d], clamped to the limits, and moved to the nearest values that can be set.
+
+        It is NaN where an entry is not finite, since that says nothing.
+        """
+        inside = (x if self.grid is None else self.grid.nearest(x)).clamp(*self.like(x))
         return inside if seen_to_be_finite(x) else torch.where(torch.isfinite(x), inside, math.nan)
 
     def admissible(self, x: Tensor) -> Tensor:
-        """The rows x [B, d], with numbers inside the limits in place of entries that are not finite."""
-        low, high = self.like(x)
-        return torch.where(torch.isfinite(x), x, torch.zeros_like(low).clamp(low, high))
+        """The rows x [B, d], with values that the box may be given in place of entries that are not finite."""
+        return torch.where(torch.isfinite(x), x, self.clamped(torch.zeros_like(x[:1])))

@@ -192,11 +192,18 @@ def find_memory(fn: Callable[..., Any], state: object, training: bool) -> Memory
 
 
 class StateRecorder:
-    """Calls a function with a state and returns its outputs only; the states after the calls are recorded."""
+    """Calls a function with a state and returns its outputs only; the states after the calls are recorded.
 
-    def __init__(self, function: RowFunction, most: Callable[[], int | None] = lambda: None) -> None:
-        self.function, self.most = function, most
+    Args:
+        function: The box.
+        most: The most rows in one call of it; None: any number.
+        readings: How many readings are taken of all rows, each in a call of this object.
+    """
+
+    def __init__(self, function: RowFunction, most: Callable[[], int | None] = lambda: None, readings: int = 1) -> None:
+        self.function, self.most, self.readings = function, most, readings
         self._after: list[Leaves] = []
+        self._finite: list[Tensor] = []  # [N] whose outputs were finite; only if there are several readings
 
     def __call__(self, points: Tensor, *rows: Tensor, seed: int | None = None) -> Tensor:
         """See `RowFunction.__call__`."""
@@ -208,12 +215,27 @@ class StateRecorder:
             answers.append((y if size >= len(points) else y.clone(), tuple(leaf.clone() for leaf in after)))
         ys, states = zip(*answers, strict=True)
         self._after.append(tuple(torch.cat(leaves) for leaves in zip(*states, strict=True)))
-        return torch.cat(ys) if len(ys) > 1 else ys[0]
+        y = torch.cat(ys) if len(ys) > 1 else ys[0]
+        if self.readings > 1:
+            self._finite.append(torch.isfinite(y).all(1))
+        return y
 
     def take(self, rows: int) -> Leaves:
-        """The state of the last `rows` rows that were evaluated. Earlier calls may have been attempts that failed."""
-        after, self._after = self._after, []
-        return after[0] if len(after) == 1 else tuple(torch.cat(leaves)[-rows:] for leaves in zip(*after, strict=True))
+        """The state of the last `rows` rows that were evaluated. Earlier calls may have been attempts that failed.
+
+        Of several readings, a row has the state after the last one that brought a finite output; after the last of all,
+        if none did.
+        """
+        (after, finite), self._after, self._finite = (self._after, self._finite), [], []
+        if len(after) == 1:
+            return after[0]
+        if not finite:
+            return tuple(torch.cat(leaves)[-rows:] for leaves in zip(*after, strict=True))
+        states = [torch.stack(leaves) for leaves in zip(*after, strict=True)]  # [calls, rows, ...] each
+        came = torch.stack(finite)  # [calls, rows]
+        order = torch.arange(1, 1 + len(came), device=came.device)[:, None]
+        last = torch.where(came.any(0), (came * order).argmax(0), len(came) - 1)  # [rows]
+        return tuple(leaf[last, torch.arange(rows, device=last.device)] for leaf in states)
 
 
 def _copied(leaves: Leaves | None) -> Leaves | None:

@@ -95,14 +95,15 @@ def _typical_rows(
     start, d = sampler.gradient_cost(0), x.shape[1]  # evaluations by which policies may have to find a first step
     gradient = sampler.gradient_cost(1) - start
     # Evaluations per row: `look` for its output and one gradient, `each` at least for checking its gradient.
-    look, left = 2 + gradient, sampler.budget - start
-    each = 2 * rungs(x.dtype) * d + SETTINGS.copies * (6 * d + 1) + SETTINGS.gradients * gradient + 1
+    look, left = 2 * sampler.output_cost + gradient, sampler.budget - start
+    outputs = 2 * rungs(x.dtype) * d + SETTINGS.copies * (6 * d + 1) + 1
+    each = outputs * sampler.output_cost + SETTINGS.gradients * gradient
     if left < each + look:
         raise ValueError(f"budget must be at least {each + look + start} for {d} inputs, got {sampler.budget}")
     scale = Spread.of(x.double()).typical
     low, high = limits.like(x)
     margin = SETTINGS.margin * torch.minimum(high - low, scale.to(x.dtype))
-    x = x.clamp(low + margin, high - margin)
+    x = limits.clamped(x.clamp(low + margin, high - margin))
     count = min(SETTINGS.finite_rows, sampler.budget // SETTINGS.finite_part // look, (left - each) // look)
     rows = torch.randperm(len(x), generator=generator)[:count].to(x.device)
     y = sampler.outputs(x[rows], tuple(c[rows] for c in context)).double()

@@ -63,6 +63,11 @@ class GradientSampler:
         """Whether the box is or contains a BlackBox."""
         return bool(self._layers)
 
+    @property
+    def output_cost(self) -> int:
+        """Evaluations per row that outputs take: the readings of a BlackBox that averages."""
+        return max(1, sum(layer.repeats for layer in self._layers))
+
     def gradient_cost(self, rows: int) -> int:
         """The largest number of evaluations that gradients at `rows` rows can take."""
         return max(rows, sum(layer.gradient_evaluations(rows) for layer in self._layers))

@@ -108,11 +108,12 @@ class LossSlopes:
         """Move one input at a time up and down, by n steps [r, d, n].
 
         Returns:
-            The moves after rounding, and the losses at their ends, [r, d, n, 2] each; NaN: an output is not finite.
+            The moves as they were set, after rounding, and the losses at their ends, [r, d, n, 2] each; NaN: an output
+            is not finite.
         """
         here, scale = self.x[..., None, None], self.scale[:, None, None]
-        low, high = (limit[:, None, None] for limit in self.limits.like(self.x))  # rounding may cross them
-        ends = (here + (torch.stack((steps, -steps), 3) * scale).to(here.dtype)).clamp(low, high)  # [r, d, n, 2]
+        ends = here + (torch.stack((steps, -steps), 3) * scale).to(here.dtype)  # [r, d, n, 2]
+        ends = self.limits.clamped(ends.movedim(1, 3)).movedim(3, 1)  # rounding may cross them
         at_once, losses = max(1, self.sampler.rows_at_once // ends[:, 0].numel()), []
         for first in range(0, len(self.scale), at_once):
             inputs = slice(first, first + at_once)  # k inputs
@@ -191,7 +192,7 @@ class LossSlopes:
 
     def cost(self, copies: int) -> int:
         """The number of evaluations that a measurement with so many copies takes."""
-        return copies * len(self.x) * (6 * self.x.shape[1] + 1)
+        return copies * len(self.x) * (6 * self.x.shape[1] + 1) * self.sampler.output_cost
 
 
 def rungs(dtype: torch.dtype) -> int:

@@ -27,7 +27,8 @@ An estimator that needs other points is made of the same pieces:
 
 - `Site`: what `vjp` is given about one backward pass: rows, answers, gradient, perturbations, limits, groups.
 - `Evaluate`: the type of the function that evaluates the box.
-- `within_limits`: moves points back inside the limits. Differences are then divided by what is left of the move.
+- `within_limits`: moves points back inside the limits, and to values that can be set. Differences are then divided by
+  what is left of the move.
 - `chunks`: the rows and moves of each request, so that no more than `max_rows` points exist at a time.
 - `output_difference`, `loss_change`, `input_difference`: y⁺ - y⁻, gy·(y⁺ - y⁻) and x⁺ - x⁻, where evaluations may have
   failed.

@@ -102,7 +102,8 @@ def column_vjp(site: Site, evaluate: Evaluate, max_rows: int, signs: Sequence[in
     """
     x, delta, groups = site.x, site.delta[0], site.groups  # [B, d] each of x and delta
     batch, d = x.shape
-    ends = [within_limits(x + delta if sign > 0 else x - delta, site.low, site.high) for sign in signs]  # [B, d] each
+    moved = (x + delta if sign > 0 else x - delta for sign in signs)
+    ends = [within_limits(end, site.low, site.high, site.grid) for end in moved]  # [B, d] each
     if groups is None and batch * d * len(signs) <= max_rows:
         # One request is usual for small boxes, where every tensor operation counts.
         return _slopes(site, evaluate, ends, slice(0, batch), slice(0, d))

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from bondgrad.calling._grid import Grid
 from bondgrad.measuring._step_trial import Differences
 from bondgrad.structure._groups import Groups
 
@@ -30,10 +31,12 @@ class Site(NamedTuple):
     high: Tensor | None  # [d] no point may be above this; None: there are no limits
     groups: Groups | None = None  # inputs that may move together; None: every input is a group of its own
     whole: bool = False  # whether every request must contain all rows of the batch, because the box has a memory
+    grid: Grid | None = None  # the values that inputs can have; None: all
 
 
-def within_limits(points: Tensor, low: Tensor | None, high: Tensor | None) -> Tensor:
-    """The points, moved back inside the limits if there are any."""
+def within_limits(points: Tensor, low: Tensor | None, high: Tensor | None, grid: Grid | None = None) -> Tensor:
+    """The points [..., d], moved to the nearest ones that can be set, and back inside the limits if there are any."""
+    points = points if grid is None else grid.nearest(points)
     return points if low is None else points.clamp(low, high)
 
 

@@ -50,7 +50,7 @@ class Simultaneous(Estimator):
         for rows, part in chunks(batch, self.n, 2, max_rows, site.whole):
             here = x[rows].unsqueeze(1)  # [b, 1, d]
             delta = site.delta[part, rows].transpose(0, 1)  # [b, j, d]
-            ends = [within_limits(end, site.low, site.high) for end in (here + delta, here - delta)]
+            ends = [within_limits(end, site.low, site.high, site.grid) for end in (here + delta, here - delta)]
             y, ok = evaluate(torch.stack(ends, 2), rows)  # [b, j, 2, d_out], [b, j, 2]
             answered = None if ok is None else ok.unsqueeze(2)  # [b, j, 1, 2]
             base, gy = site.y[rows], site.gy[rows]

@@ -16,6 +16,7 @@ from bondgrad.calling._inputs import NOT_FINITE_REMEDY, Limits, seen_to_be_finit
 from bondgrad.errors import BoxError, EvaluationLimitError, RequestCancelled, is_mistake, is_out_of_memory
 from bondgrad.evaluators._calls import nothing
 from bondgrad.evaluators._evaluator import Answer, Call, Evaluator, Purpose, Request
+from bondgrad.evaluators._readings import in_turns, mean_in_turns, mean_of_readings, reading_seed
 from bondgrad.evaluators._record import CallRecord
 from bondgrad.evaluators._retries import RetrySearch
 from bondgrad.torch_support import _device as device
@@ -29,6 +30,12 @@ class Outcome(NamedTuple):
 
     y: Tensor  # [N, d_out] the outputs; not finite where none came
     ok: Tensor | None = None  # [N] which rows are finite; None: all, or not known, on an accelerator
+
+
+def checked(y: Tensor) -> Outcome:
+    """Outputs y [N, d_out], and which rows of them are finite."""
+    ok = torch.isfinite(y).all(1)
+    return Outcome(y, None if bool(ok.all()) else ok)
 
 
 @dataclass
@@ -49,6 +56,7 @@ class Driver:
         progress: Counts requests and steps, also those of other drivers of the same layer.
         once: Whether no row is asked again: the first error of a request is raised.
         limits: Within which points are admissible; rows that are not finite are not sent then. None: all are sent.
+        repeats: How many readings are taken at every point. Answers are their means.
     """
 
     cpu_memory = 2 * 2**20  # bytes of one request on a CPU: what caches hold, with room for what the box itself needs
@@ -60,11 +68,12 @@ class Driver:
         progress: Progress | None = None,
         once: bool = False,
         limits: Limits | None = None,
+        repeats: int = 1,
     ) -> None:
         if not isinstance(evaluator, Evaluator):
             raise ValueError(f"evaluator must be an instance from bondgrad.evaluators, or None, got {evaluator!r}")
         self.evaluator = evaluator
-        self.once, self.limits = once, limits
+        self.once, self.limits, self.repeats = once, limits, repeats
         self.progress = progress or Progress()
         self.record = CallRecord()
         self.most: int | None = None  # rows at a time, once memory has run out
@@ -80,14 +89,14 @@ class Driver:
     @property
     def version(self) -> Hashable:
         """A value that differs (`!=`) from an earlier one if requests are divided in another way now."""
-        return self.evaluator, self.max_rows, self.evaluator.memory
+        return self.evaluator, self.max_rows, self.evaluator.memory, self.repeats
 
     def portion(self, row_bytes: int, wanted: int, device: torch.device) -> int:
         """How many of the `wanted` points may exist at a time, `row_bytes` each with their outputs."""
         memory = self.evaluator.memory or (self.cpu_memory if device.type == "cpu" else self.device_memory)
-        rows = min(wanted, max(1, memory // row_bytes))
+        rows = min(wanted * self.repeats, max(1, memory // row_bytes))
         self._rows = rows if self.most is None else min(rows, self.most)
-        return self._rows
+        return max(1, self._rows // self.repeats)
 
     def ask(
         self,
@@ -101,24 +110,60 @@ class Driver:
         number: int | None = None,
         cancelled: threading.Event | None = None,
         begun: Callable[[], None] | None = None,
+        repeats: int | None = None,
     ) -> Outcome:
         """The outputs at points [N, d], in one request, and in more for rows that are asked again.
 
-        The arguments are those of `Request`; a number, if given, is one that `reserve` returned. Raises `BoxError` if
-        no row got an output because of errors.
+        The arguments are those of `Request`; a number, if given, is one that `reserve` returned. With `repeats` (None:
+        those of this driver) the outputs are means of so many readings. Raises `BoxError` if no row got an output
+        because of errors.
         """
-        max_rows = self.max_rows
-        self._rows = points.shape[0] if max_rows is None else min(points.shape[0], max_rows)
         number = self.reserve() if number is None else number  # one that fails has its number, too
-        step = self.progress.steps
-        rest = (number, whole, max_rows, 0, step, cancelled, begun)
+        rest = (number, whole, self.max_rows, 0, self.progress.steps, cancelled, begun)
         request = Request(function, points, context, pairs, seed, purpose, *rest)
+        readings = self.repeats if repeats is None else repeats
         if self.limits is None or seen_to_be_finite(points):
+            return self._mean_outcome(request, readings)
+        return self._outcome_where_finite(request, self.limits, readings)
+
+    def _mean_outcome(self, request: Request, readings: int) -> Outcome:
+        """The means over readings of a request."""
+        if readings == 1:
             return self._outcome(request)
-        return self._outcome_where_finite(request, self.limits)
+        if request.seed is not None or request.whole:
+            return self._ask_one_by_one(request, readings)
+        pairs = request.pairs
+        rows, *beside = (in_turns(t, readings, pairs) for t in (request.points, *request.context))
+        y, ok = self._outcome(request._replace(points=rows, context=tuple(beside)))
+        mean = mean_in_turns(y, readings, pairs, finite=ok is None and device.reading_is_free(y.device))
+        return Outcome(mean) if ok is None else checked(mean)
+
+    def _ask_one_by_one(self, request: Request, readings: int) -> Outcome:
+        """The means over readings that are requests of their own: each has a seed, or all rows of a box with memory."""
+        outcomes, errors = [], []
+        for reading in range(readings):
+            number = request.number if reading == 0 else self.reserve()
+            try:
+                seed = reading_seed(request.seed, reading)
+                y, ok = self._outcome(request._replace(number=number, seed=seed))
+                outcomes.append(Outcome(y.clone(), ok))  # a box may answer in the same memory
+            except BoxError as error:
+                # A box with memory goes on from its last reading, which must not be one that failed.
+                if is_mistake(error) or request.whole:
+                    raise
+                errors.append(error)
+        if not outcomes:
+            raise errors[0]
+        y = torch.stack([outcome.y for outcome in outcomes], 1)  # [N, readings, d_out]
+        unit = 2 if request.pairs and len(y) % 2 == 0 else 1
+        ends = y.view(-1, unit, *y.shape[1:]).transpose(1, 2)  # [units, readings, unit, d_out]
+        mean, known = mean_of_readings(ends).flatten(0, 1), all(outcome.ok is None for outcome in outcomes)
+        return Outcome(mean) if known else checked(mean)
 
     def _outcome(self, request: Request) -> Outcome:
-        """What comes of a request."""
+        """What comes of a request, after all retries."""
+        rows, max_rows = request.points.shape[0], request.max_rows
+        self._rows = rows if max_rows is None else min(rows, max_rows)
         answer = self._send(request)
         y = answer.y
         # A sum is finite only if all its terms are. On an accelerator nothing is read.
@@ -126,7 +171,7 @@ class Driver:
             return Outcome(y)
         return self._first_error_or(answer) if self.once else self._ask_again(request, answer)
 
-    def _outcome_where_finite(self, request: Request, limits: Limits) -> Outcome:
+    def _outcome_where_finite(self, request: Request, limits: Limits, readings: int) -> Outcome:
         """What comes of those rows of a request that are finite; the others are not evaluated, and have no output.
 
         On an accelerator nothing is read: there a row that is not finite is sent with admissible inputs in place of
@@ -135,7 +180,7 @@ class Driver:
         points = request.points
         finite = torch.isfinite(points).all(1)  # [N]
         if not device.reading_is_free(points.device):
-            y, ok = self._outcome(request._replace(points=limits.admissible(points)))
+            y, ok = self._mean_outcome(request._replace(points=limits.admissible(points)), readings)
             return Outcome(y.masked_fill(~finite[:, None], math.nan), None if ok is None else ok & finite)
         if request.pairs:  # which are not divided
             ends = finite.unfold(0, 2, 2).all(1).repeat_interleave(2)
@@ -143,7 +188,7 @@ class Driver:
         kept = finite.nonzero().squeeze(1)
         n = len(finite)
         if len(kept) == n:  # only their sum is not
-            return self._outcome(request)
+            return self._mean_outcome(request, readings)
         if len(kept) == 0 and request.purpose == "base":
             raise BoxError(
                 f"x must be finite to be sent to a box with limits, but none of its {n} rows is (NaN or infinite). "
@@ -158,7 +203,7 @@ class Driver:
         if len(kept) == 0:
             return Outcome(nothing(request), finite)
         context = tuple(c[kept] for c in request.context)
-        y, ok = self._outcome(request._replace(points=points[kept], context=context))
+        y, ok = self._mean_outcome(request._replace(points=points[kept], context=context), readings)
         everywhere = y.new_full((n, y.shape[1]), math.nan)
         everywhere[kept] = y
         finite[kept] = True if ok is None else ok

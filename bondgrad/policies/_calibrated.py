@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from bondgrad.calling._grid import Grid
 from bondgrad.measuring._spread import Spread, input_sums
 from bondgrad.measuring._step_trial import Differences, StartingPoint, StepTrial, climb, most_slopes, noise_covariance
 from bondgrad.policies._policy import Batch, MeasuringPolicy, Observation, State, Steps
@@ -117,6 +118,11 @@ class Calibrated(MeasuringPolicy):
     def needs_start(self, state: State) -> bool:
         """See `MeasuringPolicy.needs_start`."""
         return not float(state["step"].amin()) > 0
+
+    def settable(self, state: State, grid: Grid) -> State:
+        """See `Policy.settable`."""
+        h = state["step"]
+        return state | {"step": torch.where(h > 0, grid.moves(h, self.resolution_steps), h)}
 
     def steps(self, state: State, batch: Batch, n: int, noise: float) -> Steps:
         """See `Policy.steps`."""

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from bondgrad.calling._grid import Grid
 from bondgrad.measuring._step_trial import Differences, StartingPoint, StepTrial
 
 State = dict[str, Tensor]
@@ -74,6 +75,7 @@ class Policy(ABC):
     """
 
     least_ulps = 4.0  # units of the rounding of x that `BlackBox` adds to every step, so that it is not lost in it
+    resolution_steps = 1  # with a `resolution`, steps are whole multiples of so many of its steps, and one at least
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
@@ -97,6 +99,10 @@ class Policy(ABC):
             noise: Half-width b of the noise on the box's outputs.
         """
 
+    def settable(self, state: State, grid: Grid) -> State:
+        """The state with steps that can be set, where inputs have a `resolution`, since it learns from those."""
+        return state
+
     def summarize(self, state: State, seen: Observation) -> Tensor:
         """The sums over the rows of a step that `observe` needs, a tensor of any shape."""
         return seen.g.new_empty(0)
@@ -112,7 +118,11 @@ class MeasuringPolicy(Policy):
     Trials may cost a `share` of the evaluations of training. A trial measures the slopes at some rows over half, once
     and twice their steps, and is passed to `summarize`. `observe` is called at steps with a trial only, unless several
     processes train together. Before the first gradient, and whenever `needs_start` is true, `start` finds first steps.
+
+    Where inputs have a `resolution`, steps are even numbers of its steps, so that half of a step can be set as well.
     """
+
+    resolution_steps = 2
 
     share: float  # the part of the evaluations of training that trials may cost
     start_slopes: int  # the largest number of times that `start` measures slopes

@@ -16,7 +16,8 @@ from bondgrad.errors import RequestCancelled, is_out_of_memory
 from bondgrad.estimators import Estimator
 from bondgrad.evaluators import Driver, Outcome
 from bondgrad.policies import Steps
-from bondgrad.step._neighbourhood import Neighbourhood, perturbations
+from bondgrad.step._neighbourhood import Neighbourhood
+from bondgrad.step._perturbations import draw
 from bondgrad.step._records import Parts, StepInputs
 from bondgrad.step._trials import assumed_noise, rows_of
 from bondgrad.torch_support._precision import arithmetic
@@ -73,9 +74,8 @@ def plan_gradient(step: StepInputs) -> Plan:
 
     The estimator is asked for its points by a trial run, whose answers are zeros: points do not depend on answers.
     """
-    box, batch, policy = Neighbourhood(step.parts, step.x, step.y, step.context), rows_of(step), step.parts.policy
-    steps = policy.steps(step.state, batch, step.parts.estimator.draws, assumed_noise(step, step.schedule.noise))
-    delta = perturbations(batch.x, steps.size, steps.sign, policy.least_ulps)
+    box, batch = Neighbourhood(step.parts, step.x, step.y, step.context), rows_of(step)
+    steps, delta = draw(step.parts, step.state, batch, assumed_noise(step, step.schedule.noise))
     requests = box.planned(step.gy, delta.reshape(delta.shape[:1] + step.x.shape))
     context = tuple(
         torch.cat([t[rows].repeat_interleave(points.shape[1:-1].numel(), 0) for points, rows in requests])
@@ -90,7 +90,8 @@ def gradient_bytes(step: StepInputs) -> int:
     time = width // parts.in_features
     groups = parts.structure.windows(parts.in_features, step.y.shape[1] // time, time, [0])[0].groups
     each = sum(t.itemsize * (t.numel() // rows) for t in (step.x, step.y, *step.context))
-    return rows * parts.estimator.evaluations(width if groups is None else groups.count) * each
+    evaluations = parts.estimator.evaluations(width if groups is None else groups.count)
+    return rows * evaluations * parts.driver.repeats * each
 
 
 class Ahead:
@@ -103,6 +104,7 @@ class Ahead:
         self.plan: Plan | None = plan  # until it is carried out
         self.steps, self.delta = plan.steps, plan.delta
         self.rows = plan.rows
+        self._evaluations = plan.rows * driver.repeats
         self.cancelled = threading.Event()
         self.outcome: Future[Outcome] = Future()
         self.thread: threading.Thread | None = None  # in which they are made
@@ -141,7 +143,7 @@ class Ahead:
             return
         self._used = True
         self.cancelled.set()
-        record, rows = self._record, self.rows
+        record, rows = self._record, self._evaluations
 
         def count(future: "Future[Outcome]") -> None:
             error = future.exception()

@@ -10,7 +10,8 @@ from bondgrad.errors import BoxError
 from bondgrad.evaluators import Outcome
 from bondgrad.policies import Batch, MeasuringPolicy, Observation, Policy, State
 from bondgrad.step._health import TrialResult
-from bondgrad.step._neighbourhood import Neighbourhood, perturbations
+from bondgrad.step._neighbourhood import Neighbourhood
+from bondgrad.step._perturbations import draw
 from bondgrad.step._records import HostChanges, Step, StepInputs, StepResult
 from bondgrad.step._trials import TrialRows, assumed_noise, result_of, rows_of, trial_due
 from bondgrad.structure.discovery._tracker import Discovery
@@ -32,8 +33,7 @@ def take_step(step: StepInputs) -> StepResult:
 
     known = take_ahead(step, start, discovery)
     if known is None or step.ahead is None:
-        steps = policy.steps(start.state, batch, estimator.draws, start.noise)
-        delta = perturbations(batch.x, steps.size, steps.sign, policy.least_ulps)  # [n, B·T, d]
+        steps, delta = draw(step.parts, start.state, batch, start.noise)  # delta [n, B·T, d]
     else:
         steps, delta = step.ahead.steps, step.ahead.delta
     slopes = box.slopes(step.gy, shaped(delta, delta.shape[:1] + step.x.shape), known)  # [B, W]
@@ -109,7 +109,8 @@ def prepare(step: StepInputs, box: Neighbourhood, batch: Batch) -> Start:
         state = step.eval_start
         # Eval mode leaves the policy's state alone, but does not look for a first step twice.
         if training or state is None or next(iter(state.values())).device != batch.x.device:
-            state = measuring.start(step.state, rows.starting_point())
+            state, grid = measuring.start(step.state, rows.starting_point()), step.parts.grid
+            state = state if grid is None else measuring.settable(state, grid)
         start = start._replace(state=state, eval_start=step.eval_start if training else state)
         trying &= rows.answered  # without any answer, the next step looks for a first step again
     elif measuring is None:  # noise="auto": the policy's own steps might be too long to try

@@ -21,7 +21,7 @@ class CapturableLayer(Layer):
         The next forward pass would do the same. All processes must call it before one of them saves a `state_dict` from
         which training is to go on bit for bit.
         """
-        self.policy_state.exchange(self._policy, self._estimator.differences)
+        self.policy_state.exchange(self._policy, self._estimator.differences, self.parts().grid)
 
     def due(self) -> bool:
         """Whether the next training step has to run as Python, since a captured one would miss something.

@@ -121,7 +121,8 @@ def _ask_from_explicit_state(call: ForwardInputs, memory: ExplicitState, seed: i
     if call.graded and isinstance(structure, Sequence) and not call.context and not call.parts.estimator.together:
         starts = structure.starts(time)
     answers, states, ok = [], [], None
-    recorder = StateRecorder(call.parts.function, lambda: call.parts.driver.max_rows)
+    driver = call.parts.driver
+    recorder = StateRecorder(call.parts.function, lambda: driver.max_rows, driver.repeats)
     for start, stop in zip(starts, [*starts[1:], time], strict=True):
         states.append((start, before))
         given = (x[:, start * d : stop * d], *call.context, *before)

@@ -184,16 +184,16 @@ class Layer(nn.Module):
         self, forward: ForwardRecord, x: Tensor, y: Tensor, gy: Tensor, context: tuple[Tensor, ...]
     ) -> StepInputs:
         """Everything that a backward pass needs to know, on the device of the box."""
-        capturing, policy_state = is_capturing(x.device), self.policy_state
+        capturing, policy_state, parts = is_capturing(x.device), self.policy_state, self.parts()
         random = policy_state.random
         return StepInputs(
-            parts=self.parts(),
+            parts=parts,
             forward=forward,
             x=x if self.limits is None else self.limits.clamped(x),
             y=y,
             gy=gy,
             context=context,
-            state=policy_state.read(x.device),
+            state=policy_state.settable(self._policy, parts.grid, x.device),
             generator=random.on(x.device) if capturing else random.fork(x.device),
             tracker=self.tracker,
             schedule=policy_state.schedule,
@@ -330,7 +330,7 @@ class Layer(nn.Module):
         begins = self.policy_state.schedule.trials == 0 and self.eval_start is None
         if begins and isinstance(self._policy, MeasuringPolicy):
             start = SETTINGS.start_rows * (self._policy.start_slopes * gradient + 2)
-        return rows * (1 + gradient) + start
+        return (rows * (1 + gradient) + start) * self.driver.repeats
 
     @property
     def trial_due(self) -> bool:

@@ -12,9 +12,10 @@ from torch import Tensor
 from bondgrad.calling._inputs import Limits
 from bondgrad.calling._memory import InternalState
 from bondgrad.errors import BoxError, EvaluationLimitError
-from bondgrad.estimators import Evaluate, Site
+from bondgrad.estimators import Evaluate, Site, within_limits
 from bondgrad.evaluators import Outcome
 from bondgrad.evaluators._evaluator import Purpose
+from bondgrad.evaluators._readings import mean_of_readings, reading_seed
 from bondgrad.step._records import Parts, StatesByStart
 from bondgrad.structure.discovery._search_batch import SearchBatch
 from bondgrad.torch_support import _device as device
@@ -44,6 +45,7 @@ class Neighbourhood:
         self._state_at: dict[int, tuple[Tensor, ...]] = {0: ()} if self.whole else dict(self.states)
         self.low: Tensor | None = None
         self.high: Tensor | None = None
+        self.grid = parts.grid
         if parts.limits is not None:
             self.low, self.high = parts.limits.like(x)
         # Numbers of evaluations for a gradient that were not finite, by the time step at which they start.
@@ -65,7 +67,8 @@ class Neighbourhood:
         Returns:
             The outputs [b, ..., d_out], and [b, ...] which of them are finite.
         """
-        self.evaluations[purpose] += points.numel() // points.shape[-1]
+        self._count(points, purpose)
+        points = self._settable(points)
         seed = None if self.parts.next_seed is None else self.parts.next_seed()
         if isinstance(self.parts.memory, InternalState):
             return self._ask_from_internal_state(self.parts.memory, points, purpose, seed)
@@ -75,6 +78,13 @@ class Neighbourhood:
         ends = [self._ask_near(end, rows, purpose, start, seed).y.clone() for end in torch.split(points, 1, -2)]
         y = torch.cat(ends, -2)
         return Outcome(y, finite_rows(y))
+
+    def _settable(self, points: Tensor) -> Tensor:
+        """The points [..., W] on the grid, where there is one: estimators of users may not look at it."""
+        if self.grid is None or self.low is None or self.high is None:
+            return points
+        width = points.shape[-1]  # less than that of the rows, if the first time steps are left out
+        return within_limits(points, self.low[:width], self.high[:width], self.grid)
 
     def ask_again(self, purpose: Purpose) -> Tensor:
         """The outputs [B, W_out] of another evaluation at the rows themselves."""
@@ -95,15 +105,25 @@ class Neighbourhood:
     def _ask_from_internal_state(
         self, memory: InternalState, points: Tensor, purpose: Purpose, seed: int | None
     ) -> Outcome:
-        """A box that keeps its own state is asked about all rows in one request per move, from the same snapshot."""
-        function, answers = memory.from_snapshot(self.states[0][1], self.parts.function), []
-        for move in points.flatten(1, -2).unbind(1):
-            y = self.parts.driver.ask(
-                function, move.contiguous(), self.context, seed=seed, purpose=purpose, whole=True
-            ).y
-            answers.append(y.clone())
-        joined = torch.stack(answers, 1).view(*points.shape[:-1], -1)
+        """A box that keeps its own state is asked about all rows in one request per point, from the same snapshot."""
+        driver, function = self.parts.driver, memory.from_snapshot(self.states[0][1], self.parts.function)
+        ends = points.shape[-2]
+        answers = []
+        for move in points.flatten(1, -3).unbind(1):  # [B, ends, W]
+            for reading in range(driver.repeats):  # of the ends in turns
+                number = reading_seed(seed, reading)
+                for end in move.unbind(1):
+                    rest = (self.context, False, number, purpose, True)
+                    answers.append(driver.ask(function, end.contiguous(), *rest, repeats=1).y.clone())
+        joined = torch.stack(answers, 1)  # [B, moves · readings · ends, W_out]
+        if driver.repeats > 1:
+            joined = mean_of_readings(joined.view(-1, driver.repeats, ends, joined.shape[2]))
+        joined = joined.view(*points.shape[:-1], -1)
         return Outcome(joined, finite_rows(joined))
+
+    def _count(self, points: Tensor, purpose: Purpose) -> None:
+        """Count the evaluations that points [b, ..., d] take."""
+        self.evaluations[purpose] += points.numel() // points.shape[-1] * self.parts.driver.repeats
 
     def run(self, work: Callable[[], T]) -> T:
         """Run `work`, and again with fewer rows at once where memory runs out, unless all rows must go together."""
@@ -133,7 +153,7 @@ class Neighbourhood:
                     y, ok = self.ask(points, rows, "gradient", start)
                 else:
                     y, ok = next(answers)
-                    self.evaluations["gradient"] += points.numel() // points.shape[-1]
+                    self._count(points, "gradient")
                 if ok is None and device.reading_is_free(y.device):
                     return y, None
                 ok = finite_rows(y) if ok is None else ok
@@ -154,7 +174,7 @@ class Neighbourhood:
         width = self.y.shape[1]
 
         def evaluate(points: Tensor, rows: slice) -> tuple[Tensor, Tensor | None]:
-            requests.append((points, rows))
+            requests.append((self._settable(points), rows))
             return self.y.new_zeros(1).expand(*points.shape[:-1], width).clone(), None
 
         self._estimate(gy, delta, lambda _: evaluate, all_at_once=True)
@@ -206,10 +226,11 @@ class Neighbourhood:
         starts = [0] if estimator.together else [start for start, _ in self.states]
         for start, groups in self.structure.windows(d, d_out, time, starts):
             at, out = start * d, start * d_out
-            site = Site(x, y, gy, delta, self.low, self.high, groups, self.whole)
+            site = Site(x, y, gy, delta, self.low, self.high, groups, self.whole, self.grid)
             if start > 0:
                 low, high = (None if limit is None else limit[at:] for limit in (self.low, self.high))
-                site = Site(x[:, at:], y[:, out:], gy[:, out:], delta[:, :, at:], low, high, groups, self.whole)
+                rest = (low, high, groups, self.whole, self.grid)
+                site = Site(x[:, at:], y[:, out:], gy[:, out:], delta[:, :, at:], *rest)
             wanted = x.shape[0] * estimator.evaluations(x.shape[1] if groups is None else groups.count)
 
             def work(site: Site = site, start: int = start, wanted: int = wanted) -> Tensor:
@@ -253,7 +274,8 @@ class Neighbourhood:
 
         most, d = self._portion(0, sys.maxsize), self.parts.in_features
         low, high = (self.parts.limits or Limits((-math.inf, math.inf), d)).like(self.x)
-        return SearchBatch(self.x, self.y, evaluate, most, noise, rounding, low, high, d, self.whole)
+        rest = (d, self.whole, self.parts.driver.repeats, self.grid)
+        return SearchBatch(self.x, self.y, evaluate, most, noise, rounding, low, high, *rest)
 
 
 def finite_rows(y: Tensor) -> Tensor | None:
@@ -262,8 +284,3 @@ def finite_rows(y: Tensor) -> Tensor | None:
     if device.reading_is_free(y.device) and math.isfinite(y.sum()):
         return None
     return torch.isfinite(torch.linalg.vector_norm(y, math.inf, dim=-1))  # one pass over y
-
-
-def perturbations(x: Tensor, size: Tensor, sign: Tensor, ulps: float) -> Tensor:
-    """Steps [n, r, d] of the given size and sign [n, r, d], made longer by `ulps` rounding units of x [r, d]."""
-    return torch.copysign(torch.add(size, x.abs(), alpha=ulps * torch.finfo(x.dtype).eps), sign)

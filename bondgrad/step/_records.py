@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from bondgrad.calling._function import RowFunction
+from bondgrad.calling._grid import Grid
 from bondgrad.calling._inputs import Limits
 from bondgrad.calling._memory import Memory
 from bondgrad.estimators import Estimator
@@ -38,6 +39,11 @@ class Parts(NamedTuple):
     memory: Memory | None
     next_seed: Callable[[], int] | None  # for the next calls of a box that takes one; None: it takes none
     full_precision: bool  # whether the box runs without autocast, TF32 and other shortcuts of float32
+
+    @property
+    def grid(self) -> Grid | None:
+        """The values that inputs can have; None: all."""
+        return None if self.limits is None else self.limits.grid
 
 
 class ForwardRecord(NamedTuple):

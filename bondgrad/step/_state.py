@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from bondgrad.calling._grid import Grid
 from bondgrad.calling._inputs import Limits, seen_to_be_finite, with_typical_rows
 from bondgrad.evaluators import Progress
 from bondgrad.policies import Differences, Policy, State
@@ -64,6 +65,11 @@ class PolicyState(nn.Module):
         buffers: dict[str, Any] = self._buffers
         return {name: t if (t := buffers[name]).device == device else t.to(device) for name in self.names}
 
+    def settable(self, policy: Policy, grid: Grid | None, device: torch.device) -> State:
+        """The state on the given device, as the next step uses it: with steps that can be set on the grid, if any."""
+        state = self.read(device)
+        return state if grid is None else policy.settable(state, grid)
+
     def write(self, state: State) -> None:
         """Copy a new state into the buffers, in place, since a captured graph may use them."""
         buffers: dict[str, Any] = self._buffers
@@ -84,15 +90,16 @@ class PolicyState(nn.Module):
         rows = (x if limits is None else limits.clamped(x)).reshape(-1, self.ranks.in_features)
         if limits is not None and not seen_to_be_finite(rows):
             rows = with_typical_rows(rows)
-        part, state = self.ranks.exchange(group, policy, differences, self.read(x.device), rows)
+        state = self.settable(policy, None if limits is None else limits.grid, x.device)
+        part, state = self.ranks.exchange(group, policy, differences, state, rows)
         self.write(state)
         return part
 
-    def exchange(self, policy: Policy, differences: Differences) -> None:
+    def exchange(self, policy: Policy, differences: Differences, grid: Grid | None) -> None:
         """Let the policy learn at once what all processes saw in the last step."""
         if self.ranks.last is not None and self.names:
-            state = dict(self.named_buffers())
             no_rows = next(self.buffers()).new_empty(0, self.ranks.in_features)
+            state = self.settable(policy, grid, no_rows.device)
             self.write(self.ranks.exchange(self.ranks.last, policy, differences, state, no_rows)[1])
 
     def get_extra_state(self) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from bondgrad.measuring._spread import Spread
 from bondgrad.measuring._step_trial import StartingPoint, StepTrial, climb
 from bondgrad.policies import Batch, MeasuringPolicy, Policy, Steps
 from bondgrad.step._health import HealthReport, TrialResult, examine
-from bondgrad.step._neighbourhood import Neighbourhood, perturbations
+from bondgrad.step._neighbourhood import Neighbourhood
+from bondgrad.step._perturbations import perturbations
 from bondgrad.step._records import Parts, Step, StepInputs
 from bondgrad.step._state import PolicyState, Schedule
 
@@ -125,7 +126,8 @@ class TrialRows:
 
     def trial_at_first_step(self, batch: Batch) -> StepTrial:
         """A trial for a policy that does not measure, with steps at which slopes of the box agree."""
-        step = climb(self.starting_point()).step.to(batch.x)
+        step, grid = climb(self.starting_point()).step.to(batch.x), self.box.parts.grid
+        step = step if grid is None else grid.moves(step, MeasuringPolicy.resolution_steps)
         generator = torch.Generator(batch.x.device).manual_seed(0)
         draws = self.box.parts.estimator.draws
         sign = batch._replace(generator=generator).uniform(draws)
@@ -171,7 +173,8 @@ class RowSubset:
 
     def slopes(self, size: Tensor, sign: Tensor) -> tuple[Tensor, Tensor]:
         """The scaled slopes [r, d] over steps of that size [n, r, d], and which of them had all their evaluations."""
-        delta = perturbations(self.x, size, sign, self.box.parts.policy.least_ulps)
+        parts = self.box.parts
+        delta = perturbations(self.x, size, sign, parts.policy.least_ulps, parts.grid)
         delta = delta.view(len(delta), *self.box.x.shape)
         slopes, sound = self.box.trial_slopes(self.gy, delta)
         return self.scaled(slopes), sound.view(self.x.shape)

@@ -10,7 +10,8 @@ from bondgrad import BlackBox, estimators
 from bondgrad.policies import Fixed
 from bondgrad.step._backward import assumed_noise, normalized, rows_of, take_step, usable
 from bondgrad.step._health import HealthReport
-from bondgrad.step._neighbourhood import Neighbourhood, perturbations
+from bondgrad.step._neighbourhood import Neighbourhood
+from bondgrad.step._perturbations import perturbations
 from bondgrad.step._records import ForwardRecord, StepInputs
 from bondgrad.step._trials import TrialRows, half_width, measured_noise
 from bondgrad.torch_support._ranks import JointBatch

@@ -60,6 +60,7 @@ def response(batch: SearchBatch, generator: torch.Generator) -> tuple[Tensor, Te
     starts = sorted({time * i // SETTINGS.starts for i in range(SETTINGS.starts)})
     size = Spread.of(batch.x.view(-1, d)).size  # [d]
     step = max(SETTINGS.step, math.cbrt(3 * batch.noise)) * torch.where(size > 0, size, 1)
+    step = step if batch.grid is None else batch.grid.moves(step)
     power, seen = x.new_zeros(time), x.new_zeros(time)
     before: list[Tensor] = []  # changes of outputs before the time step that was moved
     for start in starts:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bondgrad.calling._grid import Grid
 from bondgrad.measuring._rounding import RoundingNoise
 from bondgrad.measuring._spread import Spread
 
@@ -62,6 +63,8 @@ class SearchBatch:
     high: Tensor  # [d] no point may be above this
     features: int = 0  # the number of inputs of a time step, where rows are sequences
     whole: bool = False  # whether every request must contain all rows, because the box has a memory
+    repeats: int = 1  # readings that are taken at every point, each of them an evaluation
+    grid: Grid | None = None  # the values that inputs can have; None: all
 
     def __post_init__(self) -> None:
         self.evaluations = 0  # spent so far
@@ -85,7 +88,7 @@ class SearchBatch:
         if self.whole and r < n:
             everything = self.x[:, None, None].expand(n, j, ends, -1).index_copy(0, rows, points)
             return self.ask(everything, torch.arange(n, device=rows.device))[rows]
-        self.evaluations += r * j * ends
+        self.evaluations += r * j * ends * self.repeats
         moves = max(1, self.max_points // (ends * (r if self.whole else 1)))  # the moves of a row in one request
         at_once = r if self.whole else max(1, moves // j)
         parts = []
@@ -103,7 +106,10 @@ class SearchBatch:
         """
         x, end = self.x[rows], self.farthest(rows)
         fractions = self.x.new_tensor(SETTINGS.fractions)
-        point = x + fractions[turns % len(fractions), None] * (end - x)
+        way = fractions[turns % len(fractions), None] * (end - x)
+        if self.grid is not None:  # no point is that of the row itself
+            way = torch.copysign(self.grid.moves(way.abs()), end - x)
+        point = x + way if self.grid is None else self.grid.nearest(x + way)
         return point.clamp(torch.minimum(x, end), torch.maximum(x, end))
 
     def farthest(self, rows: Tensor) -> Tensor:
@@ -117,6 +123,7 @@ class SearchBatch:
         target = torch.where(x - lowest > highest - x, lowest, highest)
         size = Spread.of(self.x).size  # [d]
         step = torch.where(size > 0, math.cbrt(3 * self.noise) * size, math.sqrt(self.noise))
+        step = step if self.grid is None else self.grid.moves(step)
         up, down = self.high - x, x - self.low  # the step goes to the side with more room
         near = torch.where(up >= down, torch.minimum(x + step, self.high), torch.maximum(x - step, self.low))
         return torch.where((target - x).abs() > step, target, near)

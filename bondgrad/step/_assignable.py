@@ -1,0 +1,101 @@
+"""The parts of a layer that can be exchanged while it is in use: structure, policy, estimator, evaluator."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from bondgrad.errors import chosen, positive_int
+from bondgrad.estimators import Central, Estimator, Forward, Simultaneous
+from bondgrad.evaluators import Driver, Evaluator, Local
+from bondgrad.policies import Bond, Calibrated, MeasuringPolicy, Policy
+from bondgrad.step._ahead import check_eager, check_seed
+from bondgrad.step._capturable import CapturableLayer
+from bondgrad.step._health import HealthMonitor
+from bondgrad.structure import Structure
+from bondgrad.structure.discovery._tracker import AutoStructure, StructureTracker, resolve
+
+ESTIMATORS: dict[str, Callable[[], Estimator]] = {"central": Central, "forward": Forward, "simultaneous": Simultaneous}
+POLICIES: dict[str, Callable[[], Policy]] = {"bond": Bond, "calibrated": Calibrated}
+
+
+class AssignableLayer(CapturableLayer):
+    """The part of `BlackBox` in which its parts are properties: each is assigned as in the constructor.
+
+    A value that is refused leaves the layer as it was.
+    """
+
+    fn: Callable[..., Any]
+    _seed: int | None
+    _structure: Structure  # as it was given
+    _structure_given: bool  # and not by the box itself
+
+    @property
+    def structure(self) -> Structure:
+        """Which outputs depend on which inputs: as it was given, or as it was found out so far."""
+        return self._structure if self.tracker is None else self.tracker.structure
+
+    @structure.setter
+    def structure(self, structure: "str | Structure | Tensor | np.ndarray | None") -> None:
+        self._adopt_structure(structure, self.fn, self.out_features)
+        self.function = self.function.replaced(self.fn, self.in_features if self.structure.in_time else None)
+
+    def _adopt_structure(self, structure: Any, fn: Callable[..., Any], width: int | None) -> None:  # noqa: ANN401
+        found = resolve(structure, fn)
+        known = found.structure({}) if isinstance(found, AutoStructure) else found
+        known.check(self.in_features, width)
+        self._structure = known
+        self._structure_given = structure is not None  # and not by the box itself
+        self.tracker = (
+            StructureTracker(found, self.in_features, self._seed) if isinstance(found, AutoStructure) else None
+        )
+
+    @property
+    def policy(self) -> Policy:
+        """The policy, which decides how far inputs are moved. One that is assigned begins with its initial state."""
+        return self._policy
+
+    @policy.setter
+    def policy(self, policy: str | Policy) -> None:
+        another: Policy = chosen("policy", policy, POLICIES, Policy)
+        self.policy_state.adopt(another)  # which may refuse it
+        self._policy = another
+        self.health, self.eval_start = HealthMonitor(), None
+
+    @property
+    def estimator(self) -> Estimator:
+        """The estimator, which turns evaluations into the gradient. Steps measured for another are measured again."""
+        return self._estimator
+
+    @estimator.setter
+    def estimator(self, estimator: str | Estimator) -> None:
+        another: Estimator = chosen("estimator", estimator, ESTIMATORS, Estimator)
+        check_eager(self.eager, self.memory, another, self.function)
+        check_seed(self.function, another, stacklevel=4)
+        self._estimator = another
+        if isinstance(self.policy, MeasuringPolicy):
+            self._forget()
+
+    @property
+    def evaluator(self) -> Evaluator:
+        """The evaluator, which evaluates rows. One that is assigned continues the numbers of requests."""
+        return self.driver.evaluator
+
+    @evaluator.setter
+    def evaluator(self, evaluator: Evaluator | None) -> None:
+        evaluator = Local() if evaluator is None else evaluator
+        self.driver = Driver(evaluator, self.progress, limits=self.limits, repeats=self.repeats)
+
+    @property
+    def repeats(self) -> int:
+        """How many readings are taken at every point. Their mean counts as the answer of the box."""
+        return self.driver.repeats
+
+    @repeats.setter
+    def repeats(self, repeats: int) -> None:
+        self.driver.repeats = positive_int("repeats", repeats)
+
+    def _forget(self) -> None:
+        """Return the policy to its initial state: it has learnt about another box, or for another estimator."""
+        self.policy = self.policy
