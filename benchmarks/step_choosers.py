@@ -3,8 +3,8 @@
     python benchmarks/step_choosers.py                 # everything
     python benchmarks/step_choosers.py forest Oliver1  # only these; the rest stays as it was
 
-Everything in float64. The default layer is trained through for 160 steps with rows drawn anew; every fourth batch of
-the last 80 counts. What it spent beyond central differences (its trials) is the budget of every other method: it
+Everything in float64. The default layer is trained through for 160 steps with rows drawn anew; every eighth batch
+of the last 80 counts. What it spent beyond central differences (its trials) is the budget of every other method: it
 searches a step for each input at as many rows of the first batch as that pays for, one at least, and uses the median
 for all batches ("shared"). A forward difference costs half: two readings of it are averaged. As their authors mean
 them, methods search at every row and input anew ("own"), which costs several times as much; `ours, k readings` is the
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from foreign_boxes import BOXES, Array
-from gallery import SEEDS, Course, rows_of
+from gallery import SEEDS, rows_of
 from lockstep import side_by_side
 from record import save
 from references import difference, smoothed
@@ -33,7 +33,7 @@ from bondgrad import BlackBox
 LADDER = [2.0**k for k in (*range(-24, -6, 2), *np.arange(-6, 3, 0.5).tolist(), 3, 4)]  # fixed steps, in deviations
 OWN_BATCHES = 1  # of those that count, where every row has a search of its own; four for the known functions
 READINGS = 5
-STEPS, MEASURED, EVERY, _ = Course()
+STEPS, MEASURED, EVERY = 160, 80, 8
 NOISE = 1e-4
 VISIBLE = 10.0  # a slope counts if it changes a function over the spread of x by so many deviations of the noise
 
