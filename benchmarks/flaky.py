@@ -103,6 +103,7 @@ def train(evaluator: str, faults: Faults) -> dict[str, Any]:
     fn, place = EVALUATORS[evaluator](FlakyBox(faults, bound))
     signs: list[float] = []
     losses: list[float] = []
+    failed = 0
     start = time.perf_counter()
     with place, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -118,6 +119,7 @@ def train(evaluator: str, faults: Faults) -> dict[str, Any]:
             rows = torch.randint(len(data.x_train), (BATCH,), generator=order)
             optimizer.zero_grad()
             loss = nn.functional.huber_loss(model(data.x_train[rows]), data.y_train[rows])
+            failed += int((~layer.last_ok).sum()) if layer.last_ok is not None else 0
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
@@ -132,7 +134,8 @@ def train(evaluator: str, faults: Faults) -> dict[str, Any]:
         "signs, %": 100 * sum(signs) / len(signs),
         "evaluations": stats.evaluations / STEPS / BATCH,
         "asked again": stats.retried / STEPS / BATCH,
-        "rows without an output": stats.failures / STEPS / BATCH,
+        "forward rows without an output": failed / STEPS / BATCH,
+        "all rows without an output": stats.failures / STEPS / BATCH,
         "seconds": seconds,
         "warnings": sorted({str(w.message) for w in caught}),
     }
