@@ -13,6 +13,7 @@ import json
 import math
 import os
 import random
+import statistics
 import sys
 import time
 import warnings
@@ -93,7 +94,7 @@ EVALUATORS: dict[str, Callable[[FlakyBox], tuple[Any, Evaluator]]] = {
 }
 
 
-def train(evaluator: str, faults: Faults) -> dict[str, Any]:
+def train(evaluator: str, faults: Faults, steps: int = STEPS) -> dict[str, Any]:
     """One training, and what it took."""
     data, box = california_housing(42), frozen_box()
     torch.manual_seed(42)
@@ -115,7 +116,7 @@ def train(evaluator: str, faults: Faults) -> dict[str, Any]:
         layer.register_step_hook(watch)
         model = nn.Sequential(read_in, layer, read_out)
         optimizer, order = torch.optim.Adam(model.parameters(), 1e-3), torch.Generator().manual_seed(42)
-        for _ in range(STEPS):
+        for _ in range(steps):
             rows = torch.randint(len(data.x_train), (BATCH,), generator=order)
             optimizer.zero_grad()
             loss = nn.functional.huber_loss(model(data.x_train[rows]), data.y_train[rows])
@@ -129,13 +130,13 @@ def train(evaluator: str, faults: Faults) -> dict[str, Any]:
     weights = all(bool(torch.isfinite(p).all()) for p in model.parameters())
     return {
         "finite": weights and all(math.isfinite(loss) for loss in losses),
-        "loss, last 100 steps": sum(losses[-LAST:]) / LAST,
+        "loss, last 100 steps": statistics.fmean(losses[-LAST:]),
         "test loss without faults": test,
         "signs, %": 100 * sum(signs) / len(signs),
-        "evaluations": stats.evaluations / STEPS / BATCH,
-        "asked again": stats.retried / STEPS / BATCH,
-        "forward rows without an output": failed / STEPS / BATCH,
-        "all rows without an output": stats.failures / STEPS / BATCH,
+        "evaluations": stats.evaluations / steps / BATCH,
+        "asked again": stats.retried / steps / BATCH,
+        "forward rows without an output": failed / steps / BATCH,
+        "all rows without an output": stats.failures / steps / BATCH,
         "seconds": seconds,
         "warnings": sorted({str(w.message) for w in caught}),
     }

@@ -43,7 +43,7 @@ GOALS = {
     "circuit, inputs of 0.3, 1000 shots": Goal(2.8, 4.0, 0.02),
     "circuit, inputs of 0.3, 100 shots": Goal(2.8, 8.0, 0.08),
     "circuit, one row, 1000 shots": Goal(8.0, 20.0, 0.5),
-    "contacts": Goal(1.0, 30.0, 0.3, SHORT, rows=8),
+    "contacts": Goal(1.0, 14.0, 0.1, SHORT, rows=8),
     "tree": Goal(2.8, 36.0, 0.18),
     "forest": Goal(2.8, 10.0, 0.06),
     "boosted trees": Goal(2.0, 5.0, 0.03),
