@@ -122,6 +122,8 @@ class Layer(nn.Module):
         self.trace.answered = (y.shape[0], ok)
         if ok is not None:
             self.trace.add_failures((~ok).sum(), raises=self.on_failure == "raise")
+        if self.training:
+            self.trace.watch_share(0 if ok is None else int((~ok).sum()), y.shape[0])
         if self.training and (ok is not None or self.progress.steps % MEAN_STEPS == 0):
             learn_mean(self.progress, y, finite)
         if finite is None:

@@ -50,7 +50,7 @@ def flaky() -> str:
             losses = [run[key] / clean[key] - 1 for key in ("loss, last 100 steps", "test loss without faults")]
             rows.append(
                 [
-                    f"{evaluator}: {kind}",
+                    f"{evaluator}: {kind}" + (f", ended after {run['steps']} steps" if run["ended by"] else ""),
                     *(f"{100 * loss:+.2f} %" if run["finite"] else "not finite" for loss in losses),
                     f"{run['signs, %']:.2f} %",
                     f"{run['evaluations']:.1f}",
