@@ -46,7 +46,11 @@ def gallery() -> str:
             )
     headings = ["box", "right signs in %, three seeds", "best fixed step", "cosine", "best fixed step"]
     headings += ["that step, in deviations", "evaluations a row (least)", "runs that warned"]
-    return table(headings, rows) + "\n\n" + source_cpu(result)
+    text = (
+        "A box with jumps has two references: the slope over one deviation of its inputs, for which a step of one "
+        "deviation is right by definition, and the slope of the box smoothed by a Gaussian as wide as the inputs."
+    )
+    return "\n\n".join([table(headings, rows), text, source_cpu(result)])
 
 
 def choosers_in_the_gallery() -> str:
