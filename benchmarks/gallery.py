@@ -1,47 +1,49 @@
 """Signs and cosines of the default layer at boxes that other people wrote, beside the best fixed step.
 
-    python benchmarks/gallery.py                  # everything
-    python benchmarks/gallery.py forest tree      # only these boxes; the rest stays as it was
+    python benchmarks/gallery.py                    # everything
+    python benchmarks/gallery.py forest contacts    # only these boxes; the rest stays as it was
 
 Rows are drawn anew at every step, with random gradients of the loss, and the layer is used as in training. After some
-steps its gradients are compared with the reference: central differences of the box without noise, over a short step;
-for boxes with jumps and for those that are piecewise constant, over one standard deviation of the inputs. The fixed
-step is the best of a ladder for the same box at other seeds.
+steps its gradients are compared with the references that foreign_boxes.py names. The fixed step is the best of a ladder
+for the same box at other seeds, once for each reference.
 """
 
 import json
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from foreign_boxes import BOXES, ForeignBox
 from record import save
+from references import difference, smoothed
 from torch import Tensor
 
 from bondgrad import BlackBox, sign_accuracy
 from bondgrad.policies import Fixed
 
-SEEDS, OTHER_SEEDS = (42, 63, 14), (1, 2, 3)
-STEPS, MEASURED, EVERY = 160, 80, 4  # steps of training; those at the end that count; every so manieth is measured
-LADDER = [2.0**k for k in (-10, -8, -6, -5, -4, -3, -2, -1.5, -1, -0.5, 0, 0.5, 1, 1.5, 2, 3, 4, 5)]  # in deviations
+SEEDS, OTHER_SEEDS = (42, 63, 14), (1, 2)
+LADDER = [2.0**k for k in (-10, -8, -6, -4, -3, -2, -1, -0.5, 0, 0.5, 1, 1.5, 2, 3, 4, 5)]  # in deviations
+
+
+class Course(NamedTuple):
+    """How long a layer is used, and when it is measured."""
+
+    steps: int = 160  # of training
+    measured: int = 80  # of these, at the end, those that count
+    every: int = 4  # so manieth of them is measured
+    smoothed_every: int = 16  # likewise, for boxes with jumps, against smoothed slopes
+
+
+Scores = dict[str, dict[str, list[float]]]  # reference -> layer -> signs in %, mean cosine over rows
 
 
 def rows_of(box: ForeignBox, random: torch.Generator) -> tuple[Tensor, Tensor]:
     """Inputs [B, d] and a gradient of the loss [B, d_out]."""
     x = box.centre + box.deviation * torch.randn(box.rows, box.d, generator=random)
     return x, torch.randn(box.rows, box.d_out, generator=random)
-
-
-def reference(box: ForeignBox, x: Tensor, gy: Tensor) -> Tensor:
-    """The slopes [B, d] that a gradient should have."""
-    wide, h = x.double().numpy(), box.reference_step * box.deviation
-    moves = h * np.eye(box.d)[:, None]  # [d, 1, d]
-    points = np.concatenate((wide + moves, wide - moves)).reshape(-1, box.d)
-    y = np.asarray((box.smooth or box.answers)(points)).reshape(2, box.d, len(x), box.d_out)
-    return torch.from_numpy(np.einsum("dbo,bo->bd", (y[0] - y[1]) / (2 * h), gy.double().numpy()))
 
 
 def gradient(layer: BlackBox, x: Tensor, gy: Tensor) -> Tensor:
@@ -51,55 +53,87 @@ def gradient(layer: BlackBox, x: Tensor, gy: Tensor) -> Tensor:
 
 
 def scores(g: Tensor, exact: Tensor) -> tuple[float, float]:
-    """The share of right signs, where the reference has one, and the mean cosine over rows."""
+    """The share of right signs, where the reference has one, and the mean cosine over rows that have a slope."""
     signs = float(sign_accuracy(g, exact.to(g.dtype)))
-    return 100 * signs, float(torch.cosine_similarity(g.double(), exact, dim=1).mean())
+    cosines = torch.cosine_similarity(g.double(), exact, dim=1)
+    return 100 * signs, float(cosines[exact.abs().amax(1) > 0].mean())
 
 
-def run(box: ForeignBox, seed: int, layers: dict[str, BlackBox], steps: int = STEPS) -> dict[str, list[float]]:
+def run(box: ForeignBox, seed: int, layers: dict[str, BlackBox], course: Course) -> Scores:
     """Signs and cosine of each layer, at the same rows. Fixed steps are used only where they are measured."""
     random = torch.Generator().manual_seed(seed)
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in layers}
-    for step in range(steps):
+    found: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for step in range(course.steps):
         x, gy = rows_of(box, random)
-        measured = step >= steps - MEASURED and step % EVERY == 0
-        exact = reference(box, x, gy) if measured else None
+        references = {}
+        if step >= course.steps - course.measured and step % course.every == 0:
+            references["slope"] = difference(box, x, gy)
+        if references and box.jumps and step % course.smoothed_every == 0:
+            references["smoothed"] = smoothed(box, x, gy, seed=step)
         for name, layer in layers.items():
-            if exact is not None:
-                found[name].append(scores(gradient(layer, x, gy), exact))
-            elif not isinstance(layer.policy, Fixed):
-                gradient(layer, x, gy)
-    return {name: np.mean(values, 0).tolist() for name, values in found.items()}
+            if references or not isinstance(layer.policy, Fixed):
+                g = gradient(layer, x, gy)
+            for reference, exact in references.items():
+                found.setdefault(reference, {}).setdefault(name, []).append(scores(g, exact))
+    return {
+        reference: {name: np.mean(values, 0).tolist() for name, values in by_layer.items()}
+        for reference, by_layer in found.items()
+    }
 
 
 def fixed_layer(box: ForeignBox, ratio: float) -> BlackBox:
-    """With a fixed step."""
+    """With a fixed step, in deviations."""
     return BlackBox(box.answers, box.d, box.d_out, policy=Fixed(ratio * box.deviation), seed=0)
+
+
+def best_fixed(box: ForeignBox, seeds: tuple[int, ...], course: Course) -> tuple[dict[str, float], dict[str, Any]]:
+    """For each reference the best fixed step, by signs and then by cosine, and the scores of the whole ladder."""
+    ladder = [run(box, seed, {str(r): fixed_layer(box, r) for r in LADDER}, course) for seed in seeds]
+    best, means = {}, {}
+    for reference in ladder[0]:
+        of = {r: np.mean([one[reference][str(r)] for one in ladder], 0) for r in LADDER}
+        means[reference] = {str(r): of[r].tolist() for r in LADDER}
+        best[reference] = max((round(of[r][0], 1), of[r][1], r) for r in LADDER)[2]
+    return best, means
+
+
+def one_seed(box: ForeignBox, seed: int, best: dict[str, float], course: Course) -> dict[str, Any]:
+    """The default layer beside the best fixed steps, what it cost and what it warned of."""
+    layer = BlackBox(box.answers, box.d, box.d_out, seed=seed)
+    layers = {"default": layer, **{f"fixed for {name}": fixed_layer(box, ratio) for name, ratio in best.items()}}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = run(box, seed, layers, course)
+    return {
+        "seed": seed,
+        **{name: {"default": of["default"], "fixed": of[f"fixed for {name}"]} for name, of in found.items()},
+        "warnings": sorted({str(w.message) for w in caught}),
+        "evaluations": layer.stats.evaluations / course.steps / box.rows,
+        "step": (layer.policy_state.read(torch.device("cpu"))["step"] / box.deviation).tolist(),
+    }
 
 
 def measure(name: str) -> dict[str, Any]:
     """One box."""
     box = BOXES[name]()
-    ladder = [run(box, seed, {str(r): fixed_layer(box, r) for r in LADDER}, steps=MEASURED) for seed in OTHER_SEEDS]
-    means = {r: np.mean([one[str(r)] for one in ladder], 0) for r in LADDER}
-    by_signs = max(LADDER, key=lambda r: means[r][0])
-    numbers = []
-    for seed in SEEDS:
-        layer = BlackBox(box.answers, box.d, box.d_out, seed=seed)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            result = run(box, seed, {"default": layer, "fixed": fixed_layer(box, by_signs)})
-        stats = layer.stats
-        numbers.append(
-            {
-                "seed": seed,
-                **result,
-                "warnings": [str(w.message) for w in caught],
-                "evaluations": stats.evaluations / STEPS / box.rows,
-                "step": (layer.policy_state.read(torch.device("cpu"))["step"] / box.deviation).tolist(),
-            }
+    course = Course()
+    best, ladder = best_fixed(box, OTHER_SEEDS, course._replace(steps=course.measured, every=16))
+    runs = [one_seed(box, seed, best, course) for seed in SEEDS]
+    kind = {"d": box.d, "rows": box.rows, "jumps": box.jumps}
+    return {"box": name, **kind, "best_step": best, "ladder": ladder, "runs": runs}
+
+
+def show(found: dict[str, Any]) -> None:
+    """Print one box."""
+    for reference, step in found["best_step"].items():
+        default, fixed = (np.mean([run[reference][kind] for run in found["runs"]], 0) for kind in ("default", "fixed"))
+        print(
+            f"{found['box']:36s} {reference:9s} signs {default[0]:6.2f}  fixed({step:.3g}) {fixed[0]:6.2f}   "
+            f"cosine {default[1]:.3f} {fixed[1]:.3f}  evaluations a row {found['runs'][0]['evaluations']:.2f}",
+            np.round(np.median(found["runs"][0]["step"]), 4),
+            {w[:60] for run in found["runs"] for w in run["warnings"]},
+            flush=True,
         )
-    return {"box": name, "best_step": by_signs, "ladder": {str(r): means[r].tolist() for r in LADDER}, "runs": numbers}
 
 
 def main() -> None:
@@ -110,16 +144,9 @@ def main() -> None:
     path = Path(__file__).parent.parent / "results" / "gallery.json"
     done = {n["box"]: n for n in json.loads(path.read_text())["numbers"]} if path.exists() else {}
     for name in names:
-        done[name] = found = measure(name)
-        line = [np.mean([run[kind] for run in found["runs"]], 0) for kind in ("default", "fixed")]
-        print(
-            f"{name:36s} signs {line[0][0]:6.2f}  fixed({found['best_step']:.3g}) {line[1][0]:6.2f}   "
-            f"cosine {line[0][1]:.3f} {line[1][1]:.3f}  evaluations a row {found['runs'][0]['evaluations']:.2f}",
-            found["runs"][0]["step"] and np.round(np.median(found["runs"][0]["step"]), 4),
-            {w[:60] for r in found["runs"] for w in r["warnings"]},
-            flush=True,
-        )
-        save("gallery", [done[name] for name in BOXES if name in done])
+        done[name] = measure(name)
+        show(done[name])
+        save("gallery", [done[box] for box in BOXES if box in done])
 
 
 if __name__ == "__main__":

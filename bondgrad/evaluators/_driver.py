@@ -191,14 +191,14 @@ class Driver:
             return self._mean_outcome(request, readings)
         if len(kept) == 0 and request.purpose == "base":
             raise BoxError(
-                f"x must be finite to be sent to a box with limits, but none of its {n} rows is (NaN or infinite). "
+                f"x must be finite to be sent to a box with limits or a resolution, but none of its {n} rows is (NaN or infinite). "
                 f"{NOT_FINITE_REMEDY}"
             )
         if request.whole:
             raise BoxError(
-                f"x must be finite to be sent to a box with limits, but {n - len(kept)} of its {n} rows are not (NaN "
-                "or infinite), and a box that keeps its own state is called with all rows of a batch, so that none can "
-                f"be left out. {NOT_FINITE_REMEDY}"
+                f"x must be finite to be sent to a box with limits or a resolution, but {n - len(kept)} of its {n} "
+                "rows are not (NaN or infinite), and a box that keeps its own state is called with all rows of a "
+                f"batch, so that none can be left out. {NOT_FINITE_REMEDY}"
             )
         if len(kept) == 0:
             return Outcome(nothing(request), finite)

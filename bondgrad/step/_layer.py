@@ -119,10 +119,12 @@ class Layer(nn.Module):
 
         ok [B] and finite [B, d_out] say which rows and which outputs are; None: all.
         """
-        self.trace.answered = (y.shape[0], ok)
+        self.trace.answered, not_sent = (y.shape[0], ok), 0
         if ok is not None:
             not_sent = 0 if self.limits is None else int((~torch.isfinite(x)).any(1).sum())
             self.trace.add_failures((~ok).sum(), self.on_failure == "raise", not_sent)
+        if self.training:
+            self.trace.watch_share(0 if ok is None else int((~ok).sum()) - not_sent, y.shape[0])
         if self.training and (ok is not None or self.progress.steps % MEAN_STEPS == 0):
             learn_mean(self.progress, y, finite)
         if finite is None:

@@ -1,7 +1,9 @@
 """Statistics of a layer: what its box has cost, how often it failed, and the last perturbations."""
 
 import warnings
+from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -17,7 +19,21 @@ from bondgrad.policies import Steps
 from bondgrad.step._health import HealthReport
 from bondgrad.torch_support import _device as device
 
-NOT_SENT = "x is not finite (NaN or infinite) in {rows} rows, which were not sent to the box, since it has limits"
+NOT_SENT = (
+    "x is not finite (NaN or infinite) in {rows} rows, which were not sent to the box, since it has limits or a "
+    "resolution"
+)
+
+
+@dataclass(frozen=True)
+class FailureSettings:
+    """When it is worth a warning that most rows fail."""
+
+    passes: int = 20  # forward passes in training that are looked at
+    share: float = 0.5  # part of their rows that got no finite output
+
+
+SETTINGS = FailureSettings()
 
 
 class Stats(NamedTuple):
@@ -64,7 +80,8 @@ class Trace:
         self.answered: tuple[int, Tensor | None] | None = None  # rows of the last forward pass, and which [B] are ok
         self._failures: dict[torch.device, Tensor] = {}  # by device: counting there waits for nothing
         self._not_sent = 0  # rows of x that were not finite
-        self._warned = self._warned_of_x = not warns
+        self._warned = self._warned_of_x = self._warned_of_share = not warns
+        self._lately: deque[tuple[int, int]] = deque(maxlen=SETTINGS.passes)  # rows that failed, and all, of each pass
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but the last perturbations, which a copy of the layer does not need."""
@@ -100,6 +117,20 @@ class Trace:
         self._warn_of_x(not_sent)
         if device.reading_is_free(count.device):
             self._warn(int(count) - not_sent)
+
+    def watch_share(self, failed: int, rows: int) -> None:
+        """Take in how many rows of a forward pass in training failed, and warn once if most of them do of late."""
+        self._lately.append((failed, rows))
+        lost, asked = (sum(counts) for counts in zip(*self._lately, strict=True))
+        if len(self._lately) < SETTINGS.passes or lost < SETTINGS.share * asked or self._warned_of_share:
+            return
+        self._warned_of_share = True
+        warnings.warn(
+            f"{lost / asked:.0%} of the rows of the last {SETTINGS.passes} forward passes got no finite output. The "
+            "network before the box learns from the others alone, and nothing leads it back to where the box answers. "
+            "Give limits= within which it does.",
+            stacklevel=4,
+        )
 
     def stats(self, function: RowFunction, record: CallRecord, health: HealthReport | None) -> Stats:
         """The statistics up to now. Failures that no warning has told of yet are warned of here."""

@@ -9,6 +9,7 @@ def evaluators_tables() -> dict[str, str]:
     """Return the tables by name."""
     return {
         "faults": faults(),
+        "flaky": flaky(),
         "eager": eager(),
         "workers": workers(),
         "housing": housing(),
@@ -37,6 +38,29 @@ def faults() -> str:
         )
     headings = ["", "right signs (without faults)", "evaluations", "in the journal", "asked again", "lost", "killed"]
     return "\n\n".join([table(headings, rows), *sources])
+
+
+def flaky() -> str:
+    """Return the trainings through a box of which some rows fail, beside that through one of which none does."""
+    result = load("flaky")
+    rows = []
+    for evaluator, runs in result["numbers"].items():
+        clean = runs["none"]
+        for kind, run in runs.items():
+            losses = [run[key] / clean[key] - 1 for key in ("loss, last 100 steps", "test loss without faults")]
+            rows.append(
+                [
+                    f"{evaluator}: {kind}" + (f", ended after {run['steps']} steps" if run["ended by"] else ""),
+                    *(f"{100 * loss:+.2f} %" if run["finite"] else "not finite" for loss in losses),
+                    f"{run['signs, %']:.2f} %",
+                    f"{run['evaluations']:.1f}",
+                    f"{run['asked again']:.1f}",
+                    f"{100 * run['forward rows without an output']:.2f} %",
+                ]
+            )
+    headings = ["where, what fails", "loss, last 100 steps", "test loss", "right signs", "evaluations a row"]
+    headings += ["asked again", "rows of the forward pass without an output"]
+    return table(headings, rows) + "\n\n" + source_cpu(result)
 
 
 def eager() -> str:

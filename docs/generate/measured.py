@@ -3,6 +3,7 @@
 from measured_accuracy import processes, reductions, scales, tf32
 from measured_check_and_probe import check_power, probes
 from measured_demo import demo, spsa_search
+from measured_gallery import choosers_at_known_functions, choosers_in_the_gallery, choosers_of_every_row
 from measured_repeatability import repeatability
 from measured_reservoirs import card, in_the_loop, readings, reservoirs
 from measured_steps import extra, gaps, gaps_elsewhere, losses
@@ -103,6 +104,30 @@ noise is not told and signs are lost, losses are higher.
 
 {losses}
 
+## Beside the step choosers of the field
+
+Boxes that other people wrote, and the 16 functions of PyPI's numericalderivative at 32 rows drawn evenly from their
+intervals, without noise and with normal noise of 1e-4, in float64; of these, slopes count that change the function over
+the spread of the inputs by ten times the noise. Nobody is told the noise: methods other than ours have it from ECnoise
+(Moré and Wild 2011). The methods are Moré and Wild's steps (2012), Shi, Xie, Xuan and Nocedal's adaptive interval
+(2022), that of Gill, Murray, Saunders and Wright (1983), and Stepleman and Winarsky's search (1979).
+
+All cost the same: the default layer trains for 160 steps, and what it spends on trials is what each other method may
+spend on searches at rows of the first batch; the median over these rows is the step of an input from then on. Forward
+differences cost half, and two of them are averaged. The best fixed step is that of another seed, and costs no search.
+Boxes with jumps are compared with their smoothed slopes. Right signs in %, and the mean cosine over rows:
+
+{choosers_in_the_gallery}
+
+Right signs in %, and the median relative error:
+
+{choosers_at_known_functions}
+
+As their authors mean them, these methods search at every row and input anew. Right signs in %, median relative error,
+and evaluations a row, beside the default layer with five gradients averaged, and beside DerivKit's polynomial fit:
+
+{choosers_of_every_row}
+
 ## Is this gradient right?
 
 `bondgrad.check` on 200 random boxes of each kind: called right / wrong / undecided / wrong with good reason, since the
@@ -177,5 +202,6 @@ def measured() -> str:
     makers = (demo, spsa_search, scales, reductions, step_time, gpu_step, gradient_500, tf32, processes)
     makers += (repeatability, gaps, gaps_elsewhere, losses, extra, check_power, probes, modular, found, late, nen)
     makers += (reservoirs, readings, card, in_the_loop)
+    makers += (choosers_in_the_gallery, choosers_at_known_functions, choosers_of_every_row)
     parts = {maker.__name__: maker() for maker in makers}
     return MEASURED.format(**parts, steps=load("processes")["numbers"]["steps"])

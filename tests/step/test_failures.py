@@ -162,3 +162,24 @@ def test_training_survives_a_box_that_fails_at_random(monkeypatch):
             losses.append(float(loss))
     assert losses[-1] < 0.6 * losses[0]
     assert layer.stats.failures > 0
+
+
+@pytest.mark.parametrize(("above", "said"), [(0.05, True), (1.55, False)])  # two thirds of all rows fail, or a few
+def test_a_box_that_most_rows_leave_is_warned_of_again(above, said):
+    layer = BlackBox(lambda x: x.masked_fill(x > above, math.nan), 1, policy=Fixed(0.01), evaluator=Local(retries=0))
+    x = torch.linspace(-1, 2, 31)[:, None]
+    told = "of the rows of the last 20 forward passes"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(19):
+            gradient(layer, x, torch.ones(31, 1))
+        assert not [w for w in caught if told in str(w.message)]
+        for _ in range(30):
+            gradient(layer, x, torch.ones(31, 1))
+    again = [str(w.message) for w in caught if told in str(w.message)]
+    assert len(again) == said
+    assert all(message.startswith("65% of the rows") and "Give limits=" in message for message in again)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(30):
+            layer.eval()(x)  # what happens in evaluation is no training that goes wrong
