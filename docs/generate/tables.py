@@ -12,6 +12,7 @@ from evaluators_tables import evaluators_tables
 from journal_table import journal_table
 from measured import measured
 from measured_demo import demo
+from probe_table import probe_table
 from pytorch_table import pytorch_table
 from reproduced import reproduced
 from results_markdown import ROOT
@@ -25,6 +26,7 @@ def rendered() -> dict[Path, str]:
         docs / "reproduced.md": reproduced(),
         docs / "pytorch.md": with_table(docs / "pytorch.md", pytorch_table()),
         docs / "measured.md": measured(),
+        docs / "probe.md": with_table(docs / "probe.md", probe_table()),
         docs / "journal.md": with_table(docs / "journal.md", journal_table()),
         docs / "evaluators.md": with_named_tables(docs / "evaluators.md", evaluators_tables()),
     }
