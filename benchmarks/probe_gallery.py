@@ -19,7 +19,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 import bondgrad
-from bondgrad.experiments.probe import render
+from bondgrad.experiments.probe import show
 from bondgrad.networks import ffnn
 
 RESULTS = Path(__file__).parent.parent / "results"
@@ -77,7 +77,7 @@ def main() -> None:
         found.append({"box": name, **report.as_dict()})
         if name == SHOWN:
             console = Console(record=True, width=110, file=StringIO())
-            console.print(render(report))
+            show(report, console)
             svg = console.export_svg(title="bondgrad probe")
             (RESULTS / "probe.svg").write_text(svg.rstrip() + "\n")
     save("probe_gallery", found)

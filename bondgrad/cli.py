@@ -65,11 +65,19 @@ def probe(
     target: Annotated[str, typer.Argument(metavar="MODULE:FUNCTION", help="Maps rows to rows; looked for here, too.")],
     in_features: Annotated[int, typer.Option(min=1, help="Width of its rows.")],
     limits: Annotated[
-        tuple[float, float] | None, typer.Option(metavar="LOW HIGH", help="Nothing outside is ever evaluated.")
+        tuple[str, str] | None,
+        typer.Option(
+            metavar="LOW HIGH",
+            help="Nothing outside is ever evaluated. Each a number, or one per input: -1,-1,0 1,1,5.",
+        ),
     ] = None,
     sample: Annotated[Path | None, typer.Option(help="Typical rows, a .npy file of rows x in-features.")] = None,
+    context: Annotated[
+        list[Path] | None,
+        typer.Option(help="A further input of the function: a .npy file, an entry for each row. May be repeated."),
+    ] = None,
     budget: Annotated[int, typer.Option(min=16, help="Most evaluations.")] = 20_000,
-    seconds: Annotated[float, typer.Option(min=0.001, help="Most time.")] = 60.0,
+    seconds: Annotated[float, typer.Option(min=0.001, help="Most time, also for a call that hangs.")] = 60.0,
     seed: Annotated[int, typer.Option(min=0, help="Of the choice of rows.")] = 0,
     batch: Annotated[int, typer.Option(min=1, help="Rows of a training step, to predict its cost.")] = 64,
     steps: Annotated[int, typer.Option(min=1, help="Training steps, to predict their cost.")] = 1000,
@@ -87,6 +95,7 @@ def probe(
             in_features,
             limits=limits,
             sample=sample,
+            context=context or [],
             options={"budget": budget, "seconds": seconds, "seed": seed},
             batch=batch,
             steps=steps,

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import sys
-import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group
 from rich.panel import Panel
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.syntax import Syntax
@@ -65,34 +64,59 @@ def load_function(target: str) -> Callable[..., Any]:
     return function
 
 
+def parse_limits(texts: tuple[str, str], in_features: int) -> tuple[list[float], list[float]]:
+    """The lower and the upper limit of every input, of numbers or lists such as -1,-1,0."""
+    try:
+        low, high = ([float(number) for number in text.split(",")] for text in texts)
+    except ValueError as error:
+        raise UserError(f"--limits must be numbers, or one for each input as -1,-1,0, got {' '.join(texts)}") from error
+    low, high = (limit * in_features if len(limit) == 1 else limit for limit in (low, high))
+    Limits((low, high), in_features)
+    return low, high
+
+
+def load_array(option: str, path: Path) -> Tensor:
+    """The tensor in a .npy file of numbers."""
+    try:
+        array = np.load(path)
+    except (OSError, ValueError, EOFError) as error:
+        raise UserError(f"{option} {path} could not be read as a .npy file: {error}") from error
+    if not isinstance(array, np.ndarray):
+        array.close()
+        raise UserError(f"{option} {path} holds several arrays: save each by itself, with numpy.save")
+    if array.dtype.kind not in "fiu":
+        raise UserError(f"{option} {path} must hold numbers, got {array.dtype}")
+    return from_numpy(array)
+
+
 def sample_rows(
-    path: Path | None, in_features: int, limits: tuple[float, float] | None, seed: int
+    path: Path | None, in_features: int, limits: tuple[list[float], list[float]] | None, seed: int
 ) -> tuple[Tensor, str]:
     """Typical rows [N, in_features], and in words where they came from."""
     if path is not None:
-        try:
-            array = np.load(path)
-        except (OSError, ValueError, EOFError) as error:
-            raise UserError(f"--sample {path} could not be read as a .npy file: {error}") from error
-        if not isinstance(array, np.ndarray):
-            array.close()
-            raise UserError(f"--sample {path} holds several arrays: save the rows by themselves, with numpy.save")
-        if array.ndim != 2 or array.shape[1] != in_features or array.dtype.kind not in "fiu":
-            raise UserError(
-                f"--sample must be numbers [rows, --in-features {in_features}], got {list(array.shape)}, {array.dtype}"
-            )
-        rows = from_numpy(array)
+        rows = load_array("--sample", path)
+        if rows.ndim != 2 or rows.shape[1] != in_features:
+            raise UserError(f"--sample must be [rows, --in-features {in_features}], got {list(rows.shape)}")
         rows = rows if rows.dtype.is_floating_point else rows.float()
         return rows, f"{len(rows):,} rows of {path.name}"
     generator = torch.Generator().manual_seed(seed)
     if limits is not None:
-        low, high = limits
-        if not all(abs(limit) < torch.finfo(torch.float32).max / 2 for limit in limits):
-            raise UserError(f"no rows can be drawn within --limits {low:g} {high:g}: give finite ones, or a --sample")
+        low, high = (torch.tensor(limit, dtype=torch.float64) for limit in limits)
+        if not bool((torch.cat((low, high)).abs() < torch.finfo(torch.float32).max / 2).all()):
+            raise UserError("no rows can be drawn within infinite --limits: give finite ones, or a --sample")
         drawn = torch.rand(DRAWN, in_features, generator=generator)
-        return low + (high - low) * drawn, f"{DRAWN} rows drawn uniformly within the limits"
+        return (low + (high - low) * drawn).float(), f"{DRAWN} rows drawn uniformly within the limits"
     words = f"{DRAWN} rows drawn from a standard normal distribution (give --sample for typical ones)"
     return torch.randn(DRAWN, in_features, generator=generator), words
+
+
+def context_of(paths: list[Path], rows: int, sampled: bool) -> tuple[Tensor, ...]:
+    """The contexts [rows, ...] in .npy files; those of rows that were drawn are taken in turn."""
+    contexts = [load_array("--context", path) for path in paths]
+    for path, context in zip(paths, contexts, strict=True):
+        if context.ndim == 0 or (sampled and len(context) != rows):
+            raise UserError(f"--context {path} must have one entry for each of the {rows} rows of --sample")
+    return tuple(context[torch.arange(rows) % len(context)] for context in contexts)
 
 
 @contextlib.contextmanager
@@ -128,8 +152,9 @@ def probe_command(
     target: str,
     in_features: int,
     *,
-    limits: tuple[float, float] | None,
+    limits: tuple[str, str] | None,
     sample: Path | None,
+    context: list[Path],
     options: dict[str, Any],
     batch: int,
     steps: int,
@@ -145,10 +170,10 @@ def probe_command(
         fn = load_function(target)
         try:
             checked_seed(options["seed"])
-            if limits is not None:
-                Limits(limits, in_features)
-            x, words = sample_rows(sample, in_features, limits, options["seed"])
-            session = Session(fn, x, limits=limits, **options)
+            bounds = None if limits is None else parse_limits(limits, in_features)
+            x, words = sample_rows(sample, in_features, bounds, options["seed"])
+            contexts = context_of(context, len(x), sample is not None)
+            session = Session(fn, x, contexts, limits=bounds, **options)
             report = run_probe(session, Console(stderr=True) if as_json else console)
             report = replace(report, name=name, module=module, sample=words, batch=batch)
         except (BoxError, ValueError) as error:
@@ -156,13 +181,13 @@ def probe_command(
     if as_json:
         sys.stdout.write(json.dumps(report.as_dict(batch, steps), indent=1, allow_nan=False) + "\n")
     else:
-        console.print(render(report, batch, steps))
+        show(report, console, batch, steps)
     if plot_file is not None:
         plot(report, plot_file)
 
 
-def render(report: Report, batch: int = DEFAULT_BATCH, steps: int = DEFAULT_STEPS) -> RenderableType:
-    """The report for a terminal."""
+def show(report: Report, console: Console, batch: int = DEFAULT_BATCH, steps: int = DEFAULT_STEPS) -> None:
+    """Print the report in a terminal."""
     findings = Table.grid(padding=(0, 2))
     findings.add_column(style="bold", no_wrap=True)
     findings.add_column()
@@ -180,22 +205,11 @@ def render(report: Report, batch: int = DEFAULT_BATCH, steps: int = DEFAULT_STEP
     for estimator, cost in report.cost(batch, steps).items():
         times = ["-" if cost.seconds is None else duration(n * cost.seconds) for n in (1, steps)]
         costs.add_row(estimator, f"{cost.evaluations:,}", *times, "extrapolated" if cost.extrapolated else "")
-    code = Syntax(narrow(report.code), "python", background_color="default", word_wrap=True)
     verdict = Panel(Text(report.verdict, style="bold green"), title=report.name, title_align="left")
-    return Group(verdict, Text(report.about, style="dim"), "", findings, "", code, "", costs)
-
-
-def narrow(code: str, width: int = 78) -> str:
-    """The code with the comments of long lines on lines of their own, so that it can be pasted from a terminal."""
-    lines = []
-    for line in code.splitlines():
-        statement, mark, comment = line.partition("  # ")
-        if len(line) > width and mark:
-            indent = " " * (len(line) - len(line.lstrip()))
-            lines += textwrap.wrap(comment, width, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
-            line = statement
-        lines.append(line)
-    return "\n".join(lines)
+    console.print(Group(verdict, Text(report.about, style="dim"), "", findings, ""))
+    # Lines of code are never broken, nor filled up with spaces: the terminal does what it must, and they can be pasted.
+    console.print(Syntax("", "python", background_color="default").highlight(report.code), soft_wrap=True)
+    console.print(costs)
 
 
 def ladder(report: Report) -> Text:

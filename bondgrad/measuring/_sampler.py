@@ -10,14 +10,16 @@ from torch import Tensor, nn
 from bondgrad.calling._function import RowFunction, snapshot_owner
 from bondgrad.calling._inputs import Limits
 from bondgrad.calling._signature import parameters
-from bondgrad.evaluators import Driver, Evaluator, Local
+from bondgrad.evaluators import Driver, Evaluator
 from bondgrad.measuring._fault_tolerant_caller import FaultTolerantCaller
 from bondgrad.measuring._moves import one_input_moved
 from bondgrad.measuring._spread import Spread
+from bondgrad.measuring._watched_thread import CallAbandoned, WatchedThread
 from bondgrad.torch_support._precision import arithmetic, autocast_dtype
 
 LIMIT_CLEARANCE = 0.3  # distance from its limits, in units of its spread, at which an input is moved to both sides
 MOST_NUMBERS = 2**21  # most numbers in the points that are held in memory at a time: 16 MiB
+GRACE = 1.0  # seconds beyond the time budget, and beyond twice its expected time, after which a call is given up
 
 
 class MeasurementSkipped(Exception):  # noqa: N818 - it is no error
@@ -42,9 +44,9 @@ class Sampler:
         chosen: [n] the numbers of those rows near which the box is evaluated.
         context: [N, ...] each: further inputs of the box.
         limits: No point outside is evaluated.
-        evaluator: Where rows are evaluated; None: in this process.
+        evaluator: Where rows are evaluated; None: in a thread of this process.
         budget: Most evaluations.
-        seconds: Most time. A call that takes longer is not interrupted.
+        seconds: Most time. A call in this process that takes longer is given up: see `hung`.
     """
 
     def __init__(
@@ -58,7 +60,8 @@ class Sampler:
         budget: int,
         seconds: float,
     ) -> None:
-        self.function, self._driver = function, Driver(Local() if evaluator is None else evaluator, once=True)
+        self._thread = WatchedThread(self._patience)
+        self.function, self._driver = function, Driver(self._thread if evaluator is None else evaluator, once=True)
         self.calls_here = evaluator is None and x.device.type == "cpu"  # else the clock of `function` sees no call
         self._context = tuple(c[chosen.to(c.device)].to(x.device) for c in context)
         self.dtype, self.device = x.dtype, x.device
@@ -82,6 +85,11 @@ class Sampler:
         self.caller = FaultTolerantCaller(self._send, self.x, self._driver.max_rows)
         self.evaluations, self.calls, self._budget = 0, 0, budget
         self._start, self._seconds = time.perf_counter(), seconds
+        self.hung: CallAbandoned | None = None  # the call that was given up, after which nothing is evaluated
+
+    def close(self) -> None:
+        """End the thread in which rows are evaluated."""
+        self._thread.close()
 
     @property
     def elapsed(self) -> float:
@@ -91,7 +99,7 @@ class Sampler:
     @property
     def time_left(self) -> float:
         """Seconds left of the time budget."""
-        return max(0.0, self._seconds - self.elapsed)
+        return 0.0 if self.hung else max(0.0, self._seconds - self.elapsed)
 
     @property
     def affordable(self) -> int:
@@ -110,7 +118,7 @@ class Sampler:
         """How many items of `each` evaluations a share of the budget left pays for, up to `most`; raises if none."""
         count = min(most, int(share * self.affordable) // each)
         if count < 1:
-            raise self._shortage()
+            raise self.shortage()
         return count
 
     def require(self, evaluations: int, calls: int = 0) -> None:
@@ -118,7 +126,7 @@ class Sampler:
         if self.affordable_calls < calls:
             raise BudgetExceeded(f"the {self.affordable_calls:,} calls that there is time for do not reach")
         if self.affordable < evaluations:
-            raise self._shortage()
+            raise self.shortage()
 
     def realise(self, points: Tensor) -> Tensor:
         """Points [..., d] as the box would be given them: rounded to its precision, and kept to the limits."""
@@ -171,7 +179,7 @@ class Sampler:
         """Outputs [n, d_out] of one call with points [n, d] near rows [n], and the seconds that it took."""
         tries = len(self.function.interfaces)  # two, until it is known whether the box takes torch or numpy arrays
         if len(points) * tries > self._budget - self.evaluations or self.time_left <= 0:
-            raise self._shortage()
+            raise self.shortage()
         if self._owner is not None:
             self._owner.restore(self._snapshot)
         seed = self.calls if self.seed is None and self._needs_seed else self.seed
@@ -182,14 +190,24 @@ class Sampler:
         try:
             with arithmetic(self.full_precision, self.device, self._autocast), self._box_device:
                 y = driver.ask(self.function, made, nearby, seed=seed, purpose="probe").y.double().cpu().clone()
+        except CallAbandoned as call:
+            self.hung = call
+            raise self.shortage() from None
         finally:  # an evaluator may call the box elsewhere, where its own counters are not seen
             self.evaluations += max(len(points), self.function.evaluations - evaluations)
             self.calls += max(1, self.function.calls - calls)
         # The work around a call can take longer than the box itself.
         return y, self.function.seconds - inside if self.calls_here else time.perf_counter() - start
 
-    def _shortage(self) -> BudgetExceeded:
-        """The error to raise, which says whether the evaluations or the time are short."""
+    def _patience(self, rows: int) -> float:
+        """Seconds after which a call with so many rows is given up."""
+        return self.time_left + GRACE + 2 * (self.caller.seconds_per_call + rows * self.caller.seconds_per_row)
+
+    def shortage(self) -> BudgetExceeded:
+        """The error to raise, which says whether the evaluations or the time are short, or a call did not come back."""
+        if self.hung is not None:
+            rows = "1 row" if self.hung.rows == 1 else f"{self.hung.rows:,} rows"
+            return BudgetExceeded(f"a call with {rows} did not come back within {self.hung.seconds:.3g} s")
         late = self.affordable < self._budget - self.evaluations or self.time_left <= 0
         why = "in the time left" if late else "of the budget"
         return BudgetExceeded(f"the {self.affordable:,} evaluations {why} do not reach")

@@ -12,6 +12,7 @@ THREADS = 8  # recommended for a box that waits
 LEAST_GAIN = 1.33  # how many times faster a step must become
 SLOW_CALL = 1e-3  # seconds of a call from which on it counts how many there are
 CORES = "os.cpu_count()"  # in recommended code, which may run on another machine
+START = 0.005  # seconds that a request to processes takes at least, with all that goes to and fro
 SENT = (
     "It is sent to the processes with all that it refers to; Processes(n, factory) makes one in each of them instead."
 )
@@ -25,6 +26,7 @@ class Advice:
     value: str  # in Python
     reason: str  # for the code
     words: str  # for the report, in sentences
+    workers: int = 1  # among which rows are divided
 
 
 @dataclass(frozen=True)
@@ -61,31 +63,31 @@ class TrainingStep:
         return f"a step of {self.rows:,} rows from {duration(self.seconds())} to {duration(after)}"
 
 
-def advise(step: TrainingStep, overlap: Overlap | None, eager: bool) -> Advice | None:
+def advise(step: TrainingStep, overlap: Overlap | None, eager: bool, options: str = "") -> Advice | None:
     """What shortens a step by much; None: nothing that is known.
 
     Args:
         step: The step.
         overlap: Whether calls can run side by side; None: it was not measured.
         eager: Whether the evaluations of a gradient can be made in the forward pass.
+        options: Further arguments of an evaluator, in Python.
     """
-    divided = None if overlap is None else _several_workers(step, overlap)
+    divided = None if overlap is None else _several_workers(step, overlap, options)
     return divided or (_one_call(step) if eager else None)
 
 
-def _several_workers(step: TrainingStep, overlap: Overlap) -> Advice | None:
+def _several_workers(step: TrainingStep, overlap: Overlap, options: str) -> Advice | None:
     workers, n = (os.cpu_count() or 1, CORES) if overlap.needs_cores else (THREADS, str(THREADS))
-    after = step.seconds(workers)
+    after = step.seconds(workers) + (0.0 if overlap.threads_help else 2 * START)
     if not (overlap.threads_help or overlap.processes_help) or not step.gains(after):
         return None
     change = step.change(after)
     if not overlap.threads_help and overlap.picklable is False:
         words = f"{step.box}: Processes({n}, factory) would bring {change}, with a factory that makes the box in each "
         return Advice(None, "", "", words + "process. This one cannot be sent there.")
-    most = "" if step.speed.max_rows is None else f", max_rows={step.speed.max_rows}"
-    name = f"Threads({n}{most})" if overlap.threads_help else f"Processes({n}{most})"
+    name = f"Threads({n}{options})" if overlap.threads_help else f"Processes({n}{options})"
     words = f"{step.box}: {name} brings {change}." + ("" if overlap.threads_help else f" {SENT}")
-    return Advice("evaluator", f"bondgrad.evaluators.{name}", f"brings {change}", words)
+    return Advice("evaluator", f"bondgrad.evaluators.{name}", f"brings {change}", words, workers)
 
 
 def _one_call(step: TrainingStep) -> Advice | None:

@@ -2,13 +2,14 @@
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from bondgrad.measuring._sampler import MeasurementSkipped, Sampler
 from bondgrad.probing._facts import Facts
+from bondgrad.probing._float_types import output_unit
 from bondgrad.probing._number_format import percent, runs
 
 
@@ -20,6 +21,11 @@ class DifferenceSettings:
     per_decade: int = 2  # steps of the ladder per factor of ten
     decades: int = 6  # length of the ladder below an input's spread, in float32; twice as long in float64
     agreement: float = 0.5  # relative difference of neighbouring slopes from which on they count as noise
+    short: float = 2e-4  # steps below, in spreads, at which a piecewise constant function shows no slope,
+    still: float = 0.9  # at so many places at least
+    wide: float = 2.0**-6  # a move of more than this part of an input changes it in any floating-point format
+    plateaus: float = 0.1  # least share of places at which a function without steps of that width does not change
+    units: float = 8.0  # rounding units of the outputs by which such a move should have changed one
     lines: int = 6  # number of lines between typical rows, along which bends are measured
     points: int = 17  # points of a line
     zooms: int = 4  # zooms into the largest bend of a line; with the factor below, down to 1/4096 of the line
@@ -46,12 +52,15 @@ class StepLadder:
     error: float | None  # relative disagreement at the best step
     spread: float  # median spread of the inputs, which converts relative steps into absolute ones
     changes: bool  # whether the outputs changed at all
+    constant: bool = False  # whether the function is piecewise constant: flat between jumps, as trees are
 
     @property
     def words(self) -> str:
         """The finding, in sentences."""
         if not self.changes:
             return "No slope anywhere: the outputs did not change at any step."
+        if self.constant:
+            return "Piecewise constant, as trees are: flat between jumps, so that short steps see nothing."
         if self.best is None or self.error is None:
             return "Noise or roughness drowns the slopes: no two steps agree on them to better than 50 %."
         at = f"the best step is about {self.best:.1g} of an input's spread ({self.best * self.spread:.1g})"
@@ -77,7 +86,30 @@ def measure_steps(sampler: Sampler, facts: Facts, generator: torch.Generator) ->
         raise MeasurementSkipped("limits or failures are in the way everywhere")
     gy = torch.randn(count, 1, slopes.shape[2], dtype=torch.float64, generator=generator)
     gy = gy / gy.norm(dim=2, keepdim=True) / facts.output_spread
-    return judge_slopes(ladder, ((slopes * gy).sum(2) * spread).T, float(sampler.spread.median()))
+    found = judge_slopes(ladder, ((slopes * gy).sum(2) * spread).T, float(sampler.spread.median()))
+    return replace(found, constant=_piecewise_constant(ladder, ends, change, whole, output_unit(facts) * facts.scale))
+
+
+def _piecewise_constant(ladder: Tensor, ends: Tensor, change: Tensor, whole: Tensor, unit: Tensor) -> bool:
+    """Whether outputs stay the same over short steps everywhere, and in places over moves that no rounding explains.
+
+    Args:
+        ladder: [steps] in spreads of the inputs.
+        ends: [slopes, steps, 2] values of the input that is moved.
+        change: [slopes, steps, d_out] of the outputs.
+        whole: [slopes, steps] whether the limits left a step as it is.
+        unit: [d_out] of the rounding of the outputs.
+    """
+    known = whole & torch.isfinite(change).all(2)
+    same, last = (change == 0).all(2), change[:, -1:].abs()
+    moves = (known & ~same)[:, -1]
+    wide = ends.diff(dim=2).squeeze(2) > SETTINGS.wide * ends.abs().amax(2)
+    visible = (last * (ladder / ladder[-1])[:, None] > SETTINGS.units * unit).any(2)  # [slopes, steps]
+    plateau = (known & same & wide & visible).any(1)[moves]
+    short = known & moves[:, None] & (ladder < SETTINGS.short)
+    if len(plateau) == 0 or not bool(short.any()):
+        return False
+    return float(same[short].double().mean()) >= SETTINGS.still and float(plateau.double().mean()) >= SETTINGS.plateaus
 
 
 def judge_slopes(ladder: Tensor, slopes: Tensor, spread: float) -> StepLadder:

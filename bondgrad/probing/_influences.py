@@ -10,6 +10,7 @@ from bondgrad.probing._facts import SEVERAL_ROWS, Facts
 from bondgrad.probing._number_format import percent, sentences
 
 COMPARED, OTHERS = 4, 12  # rows whose outputs are compared, and other rows in the same call
+NEGLIGIBLE = 1e-6  # changes below this part of the spread do no harm, as those of a solver that solves all rows at once
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class RowCoupling:
     def words(self) -> str:
         """The finding, in sentences."""
         if not self.matters:
-            return "Rows do not influence one another."
+            return f"Rows {'hardly' if self.change > 0 else 'do not'} influence one another."
         change = f"other rows in the call change an answer by {percent(self.change)} of the spread"
         return f"Rows influence one another: {change}. Differences between perturbed rows then mean little."
 
@@ -44,7 +45,8 @@ def measure_row_coupling(sampler: Sampler, facts: Facts, generator: torch.Genera
         return sampler.ask_rows(torch.cat(call))[first : first + COMPARED]
 
     matters, change = facts.compare(sampler, answers_about_watched, calls, COMPARED + OTHERS)
-    return RowCoupling(matters, max(map(facts.relative, change)))
+    largest = max(map(facts.relative, change))
+    return RowCoupling(matters and largest > NEGLIGIBLE, largest)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -29,6 +30,8 @@ class InputSettings:
     beyond: float = 0.1  # a sweep exceeds the range of the typical rows by this part of it on both sides
     share: float = 0.3  # part of the evaluations left that sweeps may take; the search for structure follows
     halvings: int = 10  # bisections between two points to locate where the box begins to fail
+    inside: float = 0.01  # distance of recommended limits from where the box begins to fail, in spreads
+    cut: float = 0.5  # largest part of the typical rows beyond such limits that may work there
     reserve: int = 1000  # bisection needs more than so many evaluations left, for the measurements that follow
     hardly: float = 1e-3  # changes below this part of the largest one count as none
     saturated: float = 0.6  # the box is saturated if outputs do not change over more than this part of the range
@@ -67,6 +70,7 @@ class Ranges:
     flat: float  # fraction of the range over which outputs hardly change, median over inputs that change them
     inputs: int  # number of inputs that were swept
     moving: list[int]  # inputs that changed an output
+    limits: tuple[list[float], list[float]] | None = None  # within which the box works. None: no limits say where
 
     @property
     def saturated(self) -> bool:
@@ -105,7 +109,41 @@ def measure_ranges(sampler: Sampler, facts: Facts, generator: torch.Generator) -
     # A single outlier makes two large changes, which are skipped.
     largest = change.nan_to_num(0).sort(1, descending=True).values[:, 2 if facts.noisy else 0]  # [n, d_out]
     failing_rows, moving = 1 - len(facts.usable) / len(facts.y), inputs[(largest > noise).any(1)].tolist()
-    return Ranges(failures, failing_rows, _flat(change, largest, noise), count, moving)
+    limits = _working_limits(sampler, facts, failures)
+    return Ranges(failures, failing_rows, _flat(change, largest, noise), count, moving, limits)
+
+
+def _working_limits(sampler: Sampler, facts: Facts, failures: list[Failure]) -> tuple[list[float], list[float]] | None:
+    """Limits of every input that keep failing ranges out; None: there are none that say where the box fails.
+
+    They do not, if many rows beyond them work, or if rows that fail would still do so when clamped to them.
+    """
+    low, high = sampler.low.clone(), sampler.high.clone()
+    for failure in failures:
+        room = SETTINGS.inside * float(sampler.spread[failure.input])
+        if failure.low is not None and failure.high is None:
+            high[failure.input] = min(float(high[failure.input]), _rounded(failure.low - room, math.floor))
+        elif failure.high is not None and failure.low is None:
+            low[failure.input] = max(float(low[failure.input]), _rounded(failure.high + room, math.ceil))
+        else:
+            return None
+    if not failures or not bool((low < high).all()):
+        return None
+    x, works = sampler.x[: len(facts.y)], torch.isfinite(facts.y).all(1)
+    beyond = ((x < low) | (x > high)).any(1)
+    if float((beyond & works).sum()) > SETTINGS.cut * float(beyond.sum()):
+        return None
+    failing = (~works).nonzero().squeeze(1)
+    with contextlib.suppress(BudgetExceeded):
+        if len(failing) and not bool(torch.isfinite(sampler.ask(x[failing].clamp(low, high), failing)).all()):
+            return None
+    return low.tolist(), high.tolist()
+
+
+def _rounded(value: float, direction: Callable[[float], int], digits: int = 4) -> float:
+    """The value with so many digits, rounded up or down."""
+    unit = 10.0 ** (math.floor(math.log10(abs(value) or 1.0)) + 1 - digits)
+    return float(f"{direction(value / unit) * unit:.{digits}g}")
 
 
 def _sweep(sampler: Sampler, rows: Tensor, inputs: Tensor, values: Tensor) -> Tensor:
@@ -145,12 +183,12 @@ def _failures(sampler: Sampler, rows: Tensor, one: Tensor, values: Tensor, broke
 
 
 def _edge(sampler: Sampler, rows: Tensor, one: Tensor, fine: Tensor, broken: Tensor) -> float:
-    """The border, by bisection, between a value at which the box works and one at which it fails."""
+    """The last value that works, by bisection, between one at which the box works and one at which it fails."""
     for _ in range(SETTINGS.halvings if sampler.affordable > SETTINGS.reserve else 0):
         middle = (fine + broken) / 2
         works = bool(torch.isfinite(_sweep(sampler, rows, one, middle.view(1, 1))).all())
         fine, broken = (middle, broken) if works else (fine, middle)
-    return float(fine + broken) / 2
+    return float(fine)
 
 
 @dataclass(frozen=True)
@@ -179,6 +217,9 @@ def measure_pattern(sampler: Sampler, facts: Facts, generator: torch.Generator) 
     """Find dependencies by moving every input by itself at some rows, as `structure.detect` does."""
     if facts.found.company is not None and facts.found.company.matters:
         raise MeasurementSkipped("rows influence one another, so it cannot be seen")
+    quantised = facts.found.rounding is not None and facts.found.rounding.quantised
+    if facts.found.steps is not None and facts.found.steps.constant and not quantised:
+        raise MeasurementSkipped("a few rows do not show it for a piecewise constant function")
     rounding = (2 * facts.floor or 64 * facts.unit) * facts.scale  # [d_out] of a difference
     rounding = facts.repeat_tolerance if facts.noisy else rounding  # the search measures noise by itself
     lattice = [0.0] if facts.found.rounding is None else [quantum or 0.0 for quantum in facts.found.rounding.quantum]

@@ -17,19 +17,22 @@ from bondgrad.evaluators._remote import pickled_box
 from bondgrad.measuring._sampler import MeasurementSkipped, Sampler
 from bondgrad.probing._facts import Facts
 from bondgrad.probing._number_format import duration
+from bondgrad.probing._speed import Speed
 
 
 @dataclass(frozen=True)
 class OverlapSettings:
     """The calls that are made side by side, and the thresholds of the findings."""
 
-    slow: float = 1e-3  # seconds of a call from which on it is worth while
+    slow: float = 1e-3  # least seconds of the calls; of quick rows, so many are in one
     repeats: int = 5  # pairs of calls of each kind, of which the quickest counts
     share: float = 0.2  # part of what is left that repeats beyond the first may take
+    tries: int = 3  # of a call that fails
     waiting: float = 0.25  # cores that a box keeps busy while it waits, at most
     busy: float = 0.5  # share of the time, at most, in which a box that waits computes, or has to wait for a core
     several: float = 1.5  # cores from which on a box is taken to use several by itself
     gain: float = 1.33  # two calls side by side must be so many times faster
+    patience: float = 10.0  # times the seconds of two calls, and a second, after which threads are given up
 
 
 SETTINGS = OverlapSettings()
@@ -37,15 +40,14 @@ SETTINGS = OverlapSettings()
 
 @dataclass(frozen=True)
 class Overlap:
-    """The time of two calls, one after the other and side by side in two threads."""
+    """The time of two calls, one after the other and, for a box that waits, side by side in two threads."""
 
     apart: float  # seconds of two calls one after the other
-    together: float  # seconds of the same calls in two threads; infinite if one failed there
-    cores: float  # processor cores that this process kept busy with the calls one after the other
-    cores_together: float  # and with those in two threads
-    cores_of_children: float  # cores that programs kept busy which the box started, one after the other
-    busy: float  # share of the time in which a call, of those one after the other, computed or waited for a core
-    safe: bool  # whether the answers in two threads are the same
+    cores: float  # processor cores that this process kept busy with them
+    cores_of_children: float  # cores that programs kept busy which the box started
+    busy: float  # share of the time in which a call computed or waited for a core
+    together: float | None = None  # seconds of the same calls in two threads; infinite if one failed. None: not tried
+    safe: bool = True  # whether the answers in two threads are the same
     picklable: bool | None = None  # whether the box can be sent to other processes. None: it was not tried
 
     @property
@@ -60,69 +62,76 @@ class Overlap:
 
     @property
     def threads_help(self) -> bool:
-        """Whether calls in two threads run at the same time.
-
-        A box that computes is judged by the cores that it keeps busy, since other programs take time from it, too.
-        """
-        if not self.safe:
-            return False
-        if self.waits:
-            return self.apart > SETTINGS.gain * self.together
-        return self.cores_together > SETTINGS.gain * max(1.0, self.cores)
+        """Whether calls in two threads run at the same time."""
+        return self.together is not None and self.safe and self.apart > SETTINGS.gain * self.together
 
     @property
     def processes_help(self) -> bool:
-        """Whether the box computes on one core, and threads do not help."""
-        return not self.threads_help and not self.waits and self.cores < SETTINGS.several
+        """Whether the box computes on one core."""
+        return not self.waits and self.cores < SETTINGS.several
 
     @property
     def words(self) -> str:
         """The finding, in sentences."""
         if not self.safe:
             return "In two threads at the same time it fails, or answers otherwise: threads must not share it."
-        both = f"Two calls take {duration(self.apart)} one after the other, {duration(self.together)} in two threads"
-        if self.threads_help:
-            how = "it waits" if self.waits else "it computes without Python's lock"
-            return f"{both}: {how}, so that threads help."
-        if self.waits:
-            return f"{both}: it waits, and does one thing at a time."
+        apart = f"Two calls take {duration(self.apart)} one after the other"
+        if self.together is not None:
+            both = f"{apart}, {duration(self.together)} in two threads"
+            help_or_not = "it waits, so that threads help" if self.threads_help else "it does one thing at a time"
+            return f"{both}: {help_or_not}."
         if self.processes_help:
-            return f"{both}: it computes and keeps Python's lock, so that threads do not help."
-        return f"{both}: a single call keeps {self.cores:.1f} cores busy."
+            return f"{apart}, on one core: it computes, so that processes help."
+        return f"{apart}: a single call keeps {self.cores:.1f} cores busy."
 
 
 def may_overlap(sampler: Sampler, facts: Facts) -> bool:
     """Whether it is worth while to call the box in two threads, and harmless: it is slow, and has no memory."""
     speed = facts.found.speed
-    slow = speed is not None and speed.latency >= SETTINGS.slow
-    return slow and sampler.calls_here and not facts.remembers and snapshot_owner(sampler.function.fn) is None
+    if speed is None or not sampler.calls_here or facts.remembers or snapshot_owner(sampler.function.fn) is not None:
+        return False
+    return _rows_of_a_call(sampler, speed) > 0
+
+
+def _rows_of_a_call(sampler: Sampler, speed: Speed) -> int:
+    """How many rows make a call that is slow enough to be timed; zero: none that training makes is."""
+    least, most = sampler.caller.smallest, sampler.caller.call_rows
+    if speed.latency >= SETTINGS.slow:
+        return least
+    return (
+        0
+        if speed.vectorised is not False or speed.seconds(most) < SETTINGS.slow
+        else next(n for n in range(least, most + 1) if speed.seconds(n) >= SETTINGS.slow)
+    )
 
 
 def measure_overlap(sampler: Sampler, facts: Facts, generator: torch.Generator) -> Overlap:
-    """Time two calls one after the other, and the same two in two threads."""
-    if facts.found.history is None:
+    """Time two calls one after the other, and the same two in two threads if the box waits meanwhile.
+
+    A box that computes is never called in two threads: libraries that are not made for that can end the program.
+    """
+    if facts.found.history is None or facts.found.speed is None:
         raise MeasurementSkipped("whether it remembers earlier questions is not known")
-    n, left = sampler.caller.smallest, min(sampler.affordable_calls, sampler.affordable)
+    n, left = _rows_of_a_call(sampler, facts.found.speed), min(sampler.affordable_calls, sampler.affordable)
     sampler.require(4 * n, calls=4)
     rows, repeats = facts.choose(2 * n, generator), int(SETTINGS.share * left / (4 * n))
-    apart, together, safe = [], [_Timing(math.inf, 0.0, 0.0, 0.0)], True
-    with Threads(2, max_rows=n) as threads:
-        for _ in range(max(1, min(SETTINGS.repeats, repeats))):
-            try:
-                one_by_one, times = _timed(sampler, Local(max_rows=n), rows)
-            except BoxError as error:
-                raise MeasurementSkipped("a call failed") from error
-            apart.append(times)
-            try:
-                at_once, times = _timed(sampler, threads, rows)
-            except BoxError:
-                safe = False
-                break
-            together.append(times)
-            safe &= _agree(facts, one_by_one, at_once)
-    one, two = min(apart), min(together)  # the quickest
-    overlap = Overlap(one.seconds, two.seconds, one.cores, two.cores, one.children, one.busy, safe)
-    return replace(overlap, picklable=_picklable(sampler.function)) if overlap.processes_help else overlap
+    repeats = max(1, min(SETTINGS.repeats, repeats))
+    apart = [_timed(sampler, Local(max_rows=n), rows, SETTINGS.tries) for _ in range(repeats)]
+    if None in apart:
+        raise MeasurementSkipped("calls failed")
+    y, one = min((timed for timed in apart if timed is not None), key=lambda timed: timed[1].seconds)
+    found = Overlap(one.seconds, one.cores, one.children, one.busy)
+    if not found.waits:
+        return replace(found, picklable=_picklable(sampler.function)) if found.processes_help else found
+    quickest, patience = math.inf, 1.0 + SETTINGS.patience * one.seconds
+    tries = SETTINGS.tries if sampler.caller.random_failures else 1  # of others, the threads are the reason
+    with Threads(2, max_rows=n, timeout=patience / n) as threads:
+        for _ in range(repeats):
+            timed = _timed(sampler, threads, rows, tries)
+            if timed is None or not _agree(facts, y, timed[0]):
+                return replace(found, together=math.inf, safe=False)
+            quickest = min(quickest, timed[1].seconds)
+    return replace(found, together=quickest)
 
 
 class _Timing(NamedTuple):
@@ -134,12 +143,20 @@ class _Timing(NamedTuple):
     busy: float  # share of the time in which this thread computed, or could not for want of a core
 
 
-def _timed(sampler: Sampler, evaluator: Evaluator, rows: Tensor) -> tuple[Tensor, _Timing]:
-    """Outputs [n, d_out] at rows [n] of x, and their time."""
-    before = _processor_seconds()
-    y, seconds = sampler.time_with(evaluator, rows)
-    shares = ((now - then) / max(seconds, 1e-9) for then, now in zip(before, _processor_seconds(), strict=True))
-    return y, _Timing(seconds, *shares)
+def _timed(sampler: Sampler, evaluator: Evaluator, rows: Tensor, tries: int) -> tuple[Tensor, _Timing] | None:
+    """Outputs [n, d_out] at rows [n] of x, and their time; None: the request failed so many times."""
+    for attempt in range(tries):
+        before = _processor_seconds()
+        try:
+            y, seconds = sampler.time_with(evaluator, rows)
+        except BoxError:
+            continue
+        sampler.caller.count_random_failures(attempt)
+        after = _processor_seconds()
+        return y, _Timing(
+            seconds, *((now - then) / max(seconds, 1e-9) for then, now in zip(before, after, strict=True))
+        )
+    return None
 
 
 def _processor_seconds() -> tuple[float, float, float]:

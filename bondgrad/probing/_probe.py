@@ -1,5 +1,6 @@
 """The function `probe`, which makes all measurements of a box, and the session behind it."""
 
+import contextlib
 import keyword
 import math
 from collections.abc import Callable, Generator
@@ -49,12 +50,14 @@ def probe(
         fn: The box, [N, d] -> [N, d_out], in torch or in numpy. None: the box belongs to the evaluator.
         x: [N, d] typical rows, better some hundred than a few: ranges and spreads are taken from them.
         context: Further inputs of fn, one entry per row.
-        limits: (low, high): no point outside is ever evaluated.
+        limits: (low, high), numbers or one per input: no point outside is ever evaluated.
         evaluator: Where rows are evaluated, in requests of no more than its `max_rows`. The measured times include
-            those of the evaluator. None: in this process, where a box that takes a millisecond or more and shows no
-            memory is called in two threads at the same time, a few times, to recommend an evaluator.
+            those of the evaluator. None: in a thread of this process. A box that waits most of the time, as for a
+            device, and shows no memory is called in two threads at the same time, a few times, to recommend an
+            evaluator.
         budget: Most evaluations, in rows.
-        seconds: Most time. One call that takes longer is not interrupted.
+        seconds: Most time. A call in this process that takes longer is given up, and the report says so; its thread
+            cannot be ended. Other evaluators have a `timeout` of their own.
         seed: The seed for the choice of rows and lines.
 
     Example:
@@ -115,7 +118,7 @@ class Session:
     def run(self) -> Generator[str, None, None]:
         """Make all measurements in order, each given the earlier findings; yields the title of each beforehand."""
         sampler = self.sampler
-        with no_trace(sampler.function.fn):
+        with no_trace(sampler.function.fn), contextlib.closing(sampler):
             yield "First questions"
             facts = self._attempt("First questions and all that follow", find_first_facts, sampler, self._findings)
             if facts is None:
@@ -125,6 +128,8 @@ class Session:
             for name, title, measure in (*measurements, ("history", "History", monitor.measure_drift)):
                 if name == "overlap" and not may_overlap(sampler, facts):
                     continue
+                if sampler.hung is not None:
+                    break
                 yield title
                 self._attempt("", monitor.look, sampler, facts)
                 facts = facts.with_finding(name, self._attempt(title, measure, sampler, facts, self._generator))
@@ -139,6 +144,7 @@ class Session:
             **self._known,
             **vars(self._findings),
             out_features=sampler.caller.out_features,
+            hung="" if sampler.hung is None else str(sampler.shortage()),
             flaky=sampler.caller.random_failures,
             left_out=list(self._left_out),
             evaluations=sampler.evaluations,

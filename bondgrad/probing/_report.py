@@ -6,20 +6,23 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from bondgrad.policies import Calibrated
-from bondgrad.probing._advice import CORES, Advice, TrainingStep, advise
+from bondgrad.probing._advice import Advice
 from bondgrad.probing._differences import Smoothness, StepLadder, measure_smoothness, measure_steps
+from bondgrad.probing._failures import RandomFailures, measure_failures
+from bondgrad.probing._float_types import precision_of
+from bondgrad.probing._gradients import Gradients, measure_gradients
 from bondgrad.probing._influences import History, RowCoupling, measure_memory, measure_row_coupling
 from bondgrad.probing._inputs import Dependence, Ranges, Sensitivity, measure_effects, measure_pattern, measure_ranges
 from bondgrad.probing._number_format import applying, duration
 from bondgrad.probing._overlap import Overlap, measure_overlap
 from bondgrad.probing._randomness import GENERATORS, Randomness, measure_randomness
-from bondgrad.probing._rounding import Rounding, measure_rounding, precision_of
+from bondgrad.probing._recommendation import code, find_advice, recommend
+from bondgrad.probing._rounding import Rounding, measure_rounding
 from bondgrad.probing._speed import Speed, measure_speed
 from bondgrad.step._trials import SETTINGS
 
 DEFAULT_BATCH, DEFAULT_STEPS = 64, 1000  # rows of a training step, and number of steps, for predicted costs
 SLOW_ROW = 1e-3  # the verdict mentions the time of a row from so many seconds on
-Reasoned = tuple[str, str]  # the value of an argument, in Python, and why it is recommended
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,18 +37,20 @@ class Findings:
     speed: Speed | None = field(default=None, metadata={"title": "Speed", "by": measure_speed})
     history: History | None = field(default=None, metadata={"title": "History", "by": measure_memory})
     overlap: Overlap | None = field(default=None, metadata={"title": "Side by side", "by": measure_overlap})
-    rounding: Rounding | None = field(default=None, metadata={"title": "Rounding", "by": measure_rounding})
+    failures: RandomFailures | None = field(default=None, metadata={"title": "Failures", "by": measure_failures})
     steps: StepLadder | None = field(default=None, metadata={"title": "Steps", "by": measure_steps})
+    rounding: Rounding | None = field(default=None, metadata={"title": "Rounding", "by": measure_rounding})
     company: RowCoupling | None = field(default=None, metadata={"title": "Rows together", "by": measure_row_coupling})
     smoothness: Smoothness | None = field(default=None, metadata={"title": "Smoothness", "by": measure_smoothness})
     ranges: Ranges | None = field(default=None, metadata={"title": "Ranges", "by": measure_ranges})
     dependence: Dependence | None = field(default=None, metadata={"title": "Structure", "by": measure_pattern})
     sensitivity: Sensitivity | None = field(default=None, metadata={"title": "Inputs", "by": measure_effects})
+    gradients: Gradients | None = field(default=None, metadata={"title": "Gradients", "by": measure_gradients})
 
 
 @dataclass(frozen=True)
 class Cost:
-    """The predicted cost of training with one estimator, counting evaluations of the box alone."""
+    """The predicted cost of training with one estimator and the recommended evaluator, counting the box alone."""
 
     evaluations: int  # evaluations per training step, including the forward pass
     seconds: float | None  # seconds per training step; None: the speed is not known
@@ -73,6 +78,7 @@ class Report(Findings):
     dtype: str  # type of the rows that the box was given
     sample: str  # origin of the typical rows
     limits: tuple[list[float], list[float]] | None  # least and largest value of every input, as given
+    hung: str = ""  # the call that did not come back; empty: all did
     flaky: int  # number of calls or rows that failed, and succeeded when repeated
     left_out: list[str]  # measurements that were not made, each with the reason
     evaluator_given: bool  # whether rows were evaluated by an evaluator that the user gave
@@ -98,6 +104,7 @@ class Report(Findings):
             constant and "constant",
             not constant and ranges is not None and ranges.saturated and "saturated",
             _precision(self),
+            bool(self.hung) and "hangs",
             self.flaky > 0 and "fails at random",
             ranges is not None and (ranges.failing_rows > 0 or len(ranges.failures) > 0) and "fails in places",
             speed is not None and speed.latency >= SLOW_ROW and f"takes {duration(speed.latency)} a {speed.unit}",
@@ -108,12 +115,12 @@ class Report(Findings):
     @property
     def code(self) -> str:
         """The recommended BlackBox, in Python, with a reason for every argument."""
-        lines = [f"    {name}={value},  # {reason}" for name, (value, reason) in recommend(self).items()]
-        known = self.module is not None and not self.evaluator_has_box
-        own = [f"from {self.module} import {self.name.partition('.')[0]}"] if known else []
-        standard = ["import os", ""] if any(CORES in line for line in lines) else []
-        box = "    None,  # it belongs to the evaluator" if self.evaluator_has_box else f"    {self.name},"
-        return "\n".join([*standard, "import bondgrad", *own, "", "box = bondgrad.BlackBox(", box, *lines, ")"])
+        return code(self)
+
+    @property
+    def arguments(self) -> dict[str, str]:
+        """The recommended arguments, in Python."""
+        return {name: value for name, (value, _) in recommend(self).items()}
 
     @property
     def reasons(self) -> dict[str, str]:
@@ -127,10 +134,25 @@ class Report(Findings):
         modules = [] if random is None else random.modules
         drawn = random is not None and (random.generator is not None or random.by_place)
         dead = [] if self.sensitivity is None else self.sensitivity.dead or []
-        times = f"{self.flaky:,} times in {self.calls:,} calls, and not when asked again"
+        ranges, constant = self.ranges, self.steps is not None and self.steps.constant
+        fails = ranges is not None and (ranges.failing_rows > 0 or len(ranges.failures) > 0)
         return applying(
+            self.hung
+            and f"It hangs: {self.hung}, and was given up; its thread may still be at it. If it only needs long, give "
+            "the probe more seconds. If not, let the box give up by itself, or evaluate it with "
+            "Processes(n, timeout=...), which ends a call that hangs.",
             self.flaky > 0
-            and f"It fails at random: {times}. In training such rows are asked again: see retries= of evaluators.",
+            and self.failures is None
+            and f"It fails at random: {self.flaky:,} times in {self.calls:,} calls, and not when asked again. In "
+            "training such rows are asked again: see retries= of evaluators.",
+            fails
+            and ranges is not None
+            and ranges.limits is None
+            and "No limits of single inputs say where it fails. In training such a row gets no gradient, and the mean "
+            "of the outputs for an answer: leave it out of the loss with box.last_ok.",
+            constant
+            and "Between its jumps the slope is zero, so what counts as right is the slope over a step that reaches "
+            "across them. Training follows that, if steps are long: see policy=bondgrad.policies.Fixed(step).",
             len(modules) > 0
             and f"BlackBox keeps a module in eval mode, so {' and '.join(modules)} will not be as measured here.",
             (not modules and self.company is not None and self.company.matters)
@@ -154,15 +176,10 @@ class Report(Findings):
     @property
     def advice(self) -> Advice | None:
         """What would shorten a training step: an evaluator, or `eager`. None: nothing that is known."""
-        speed, history, company = self.speed, self.history, self.company
-        remembers, coupled = history is not None and history.remembers, company is not None and company.matters
-        if speed is None or self.evaluator_given or remembers or coupled:
-            return None
-        nature = "" if self.randomness is None else "deterministic" if self.randomness.deterministic else "random"
-        return advise(TrainingStep(self.batch, 2 * self._groups, speed, nature), self.overlap, self.can_be_eager)
+        return find_advice(self)
 
     @property
-    def _groups(self) -> int:
+    def groups(self) -> int:
         """The number of groups of inputs that a gradient moves, with the recommended structure."""
         return self.in_features if self.dependence is None else self.dependence.groups
 
@@ -174,7 +191,7 @@ class Report(Findings):
 
     def cost(self, batch: int = DEFAULT_BATCH, steps: int = DEFAULT_STEPS) -> dict[str, Cost]:
         """The predicted cost of training, by estimator: evaluations and seconds per step, hours in all."""
-        per_row = {"central": 2 * self._groups, "forward": self._groups, "simultaneous": 2}
+        per_row = {"central": 2 * self.groups, "forward": self.groups, "simultaneous": 2}
         return {estimator: self._cost(moved, batch, steps) for estimator, moved in per_row.items()}
 
     def _cost(self, moved: int, batch: int, steps: int) -> Cost:
@@ -182,11 +199,18 @@ class Report(Findings):
         evaluations = round(batch * (1 + (1 + Calibrated.share) * moved))
         if self.speed is None:
             return Cost(evaluations, None, None, False)
-        took, rows = self.speed.seconds, min(batch, SETTINGS.rows)
+        speed, advice, rows = self.speed, self.advice, min(batch, SETTINGS.rows)
+        workers, eager = 1 if advice is None else advice.workers, advice is not None and advice.argument == "eager"
+
+        def took(evaluations: float) -> float:
+            return speed.seconds(math.ceil(evaluations / workers))
+
         # A trial of the default policy evaluates `rows` rows with half the step, with twice the step, and unmoved.
         trials = Calibrated.share * batch * moved / (rows * (2 * moved + 1))
-        seconds = took(batch) + took(batch * moved) + trials * (2 * took(rows * moved) + took(rows))
-        return Cost(evaluations, seconds, steps * seconds / 3600, self.speed.extrapolated(batch * moved))
+        step = took(batch * (1 + moved)) if eager else took(batch) + took(batch * moved)
+        seconds = step + trials * (2 * took(rows * moved) + took(rows))
+        longest = speed.extrapolated(math.ceil(batch * moved / workers))
+        return Cost(evaluations, seconds, steps * seconds / 3600, longest)
 
     def as_dict(self, batch: int = DEFAULT_BATCH, steps: int = DEFAULT_STEPS) -> dict[str, Any]:
         """The report as values that JSON can hold; None where a number is not finite."""
@@ -239,6 +263,8 @@ def _shape(report: Report) -> str:
     """Part of the verdict: whether outputs are quantised or rough, or how smooth they are."""
     if report.rounding is not None and (report.rounding.quantised or report.rounding.rough):
         return f"quantised in steps of {report.rounding.largest_quantum:.2g}" if report.rounding.quantised else "rough"
+    if report.steps is not None and report.steps.constant:
+        return "piecewise constant"
     kinds = {"smooth": "smooth", "kinks": "with kinks", "jumps": "with jumps", "unclear": ""}
     return "" if report.smoothness is None else kinds[report.smoothness.kind]
 
@@ -249,51 +275,3 @@ def _precision(report: Report) -> str:
     if found is None or found.quantised or (report.randomness is not None and not report.randomness.deterministic):
         return ""
     return found.precision + ("" if found.shortcut is None else f", but {precision_of(found.shortcut)} as set here")
-
-
-def choose_noise(report: Report) -> Reasoned | None:
-    """The argument `noise` and its reason, if noise is larger than the rounding that BlackBox assumes anyway."""
-    random, rounding = report.randomness, report.rounding
-    if random is not None and not random.deterministic:
-        return None if random.quiet_in_eval else (f"{random.noise:.2g}", "measured: 95 of 100 answers lie within it")
-    if rounding is None or rounding.half_width == 0:
-        return None
-    reason = f"it computes in {rounding.precision}, coarser than the {rounding.returned} that it returns"
-    if rounding.largest_quantum > 0:
-        reason = "half a step of its quantised answers"
-    elif rounding.rough:
-        reason = "it is as rough as that"
-    return f"{rounding.half_width:.2g}", reason
-
-
-def recommend(report: Report) -> dict[str, Reasoned]:
-    """The recommended arguments of BlackBox, each with its reason."""
-    found, most = report.dependence, None if report.speed is None else report.speed.max_rows
-    wanted: dict[str, Reasoned | None] = {"in_features": (str(report.in_features), "the width of its rows")}
-    if report.out_features:
-        wanted["out_features"] = (str(report.out_features), "the width of its answers")
-    if report.limits is not None:
-        low, high = map(_number_or_list, report.limits)
-        wanted["limits"] = (f"({low}, {high})", "given: nothing outside is ever evaluated")
-    if found is not None and found.groups < found.inputs:
-        value = '"auto"' if found.blocks is None else f"bondgrad.structure.Blocks({found.blocks[0]}, {found.blocks[1]})"
-        wanted["structure"] = (value, f"{2 * found.groups:,} evaluations a row instead of {2 * found.inputs:,}")
-        # The search for structure is given the noise; the default policy measures it by itself.
-        wanted["noise"] = choose_noise(report) if found.blocks is None else None
-    reason = "it takes one row at a time" if most == 1 else "it refuses calls with many more rows"
-    if report.evaluator_given:
-        remedy = "" if most is None else f", with max_rows={most}: {reason}"
-        wanted["evaluator"] = ("evaluator", "the one given" + remedy)
-    elif most is not None:
-        wanted["evaluator"] = (f"bondgrad.evaluators.Local(max_rows={most})", reason)
-    advice = report.advice
-    if advice is not None and advice.argument is not None:
-        also = f"; {reason}" if advice.argument == "evaluator" and most is not None else ""
-        wanted[advice.argument] = (advice.value, advice.reason + also)
-    return {name: argument for name, argument in wanted.items() if argument is not None}
-
-
-def _number_or_list(values: list[float]) -> str:
-    """Python code for the values: one number if all are equal, else a list."""
-    texts = [repr(v) if math.isfinite(v) else f'float("{v}")' for v in values]
-    return texts[0] if len(set(texts)) == 1 else f"[{', '.join(texts)}]"

@@ -7,7 +7,6 @@ References:
     J. Moré and S. Wild, "Estimating computational noise", SIAM Journal on Scientific Computing, 2011.
 """
 
-import bisect
 import contextlib
 import math
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from torch import Tensor
 from bondgrad.measuring._noise import noise_from_repeats
 from bondgrad.measuring._sampler import BudgetExceeded, Sampler
 from bondgrad.probing._facts import SEVERAL_ROWS, Facts
+from bondgrad.probing._float_types import TYPE_NAMES, coarsest_type, precision_of, type_of
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,10 @@ class RoundingSettings:
     still: float = 0.2  # least share of neighbours with equal outputs, on a short line, if arithmetic is coarse
     off_the_sample: int = 32  # points between typical rows, where outputs must lie on the same lattice
     lattice_values: int = 4  # least number of different values of a lattice
-    type_values: int = 24  # least number of different values, other than zero, to tell the type that holds them
     coarse: float = 32.0  # a floor of more rounding units of the outputs' type has another cause than that type
 
 
 SETTINGS = RoundingSettings()
-TYPE_NAMES = ("float64", "float32", "float16", "bfloat16")
-FLOAT_TYPES = tuple(getattr(torch, name) for name in TYPE_NAMES)
-LARGEST_FLOORS = (3e-12, 2e-5, 7e-4, 2e-2)  # the largest floor that each of these types causes in a network
-# Arithmetic that explains a floor up to each of LARGEST_FLOORS, and a name for floors above all of them.
-PRECISION_NAMES = ("float64", "float32", "TF32 or float16", "bfloat16", "coarser than bfloat16")
 
 
 @dataclass(frozen=True)
@@ -90,11 +84,12 @@ def measure_rounding(sampler: Sampler, facts: Facts, generator: torch.Generator)
     seen = torch.cat((facts.y, sampler.ask(torch.lerp(sampler.x[one], sampler.x[other], between), one)))  # [n, d_out]
     unit = 4 * facts.unit * facts.scale
     quantum = [_lattice(y, u) for y, u in zip(seen.T, unit.tolist(), strict=True)]
-    # Noise and lattices hide the floor.
-    hidden = facts.noisy or any(q is not None for q in quantum)
+    # Noise and lattices hide the floor, and the jumps of a piecewise constant function look like one.
+    constant = facts.found.steps is not None and facts.found.steps.constant
+    hidden = facts.noisy or constant or any(q is not None for q in quantum)
     floor, rough = (0.0, False) if hidden else _noise_floor(sampler, facts, generator)
-    returned = bisect.bisect_left([torch.finfo(dtype).eps for dtype in FLOAT_TYPES], facts.unit)
-    coarsest = max(returned, _coarsest_type(seen))
+    returned = type_of(facts.unit)
+    coarsest = max(returned, coarsest_type(seen))
     precision = TYPE_NAMES[returned] if rough else precision_of(floor, coarsest)
     step = max((q for q in quantum if q is not None), default=0.0)
     coarse = floor > SETTINGS.coarse * max(facts.unit, torch.finfo(torch.float32).eps)
@@ -162,18 +157,6 @@ def _lines(sampler: Sampler, start: Tensor, powers: tuple[int, ...], generator: 
     first = first + (sampler.low + step - first).clamp_min(0) - (last + step - sampler.high).clamp_min(0)
     k = torch.arange(n, dtype=start.dtype)[:, None]
     return ((first / step).round() * step)[:, :, None] + torch.where(up[:, :, None], k, n - 1 - k) * step[:, :, None]
-
-
-def precision_of(floor: float, coarsest: int = 0) -> str:
-    """The name of the finest arithmetic that explains the floor, no finer than the type with the number `coarsest`."""
-    return PRECISION_NAMES[max(coarsest, bisect.bisect_left(LARGEST_FLOORS, floor))]
-
-
-def _coarsest_type(y: Tensor) -> int:
-    """The number in FLOAT_TYPES of the coarsest type that holds all of y [n, d_out] exactly; zero: too few values."""
-    y = y[torch.isfinite(y) & (y != 0)]
-    holds = [n for n, dtype in enumerate(FLOAT_TYPES) if bool((y.to(dtype).double() == y).all())]
-    return holds[-1] if len(torch.unique(y)) >= SETTINGS.type_values else 0
 
 
 def _lattice(y: Tensor, rounding: float) -> float | None:

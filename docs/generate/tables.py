@@ -13,6 +13,7 @@ from journal_table import journal_table
 from measured import measured
 from measured_demo import demo
 from measured_gallery import gallery
+from probe_table import probe_table
 from pytorch_table import pytorch_table
 from reproduced import reproduced
 from results_markdown import ROOT
@@ -27,6 +28,7 @@ def rendered() -> dict[Path, str]:
         docs / "pytorch.md": with_table(docs / "pytorch.md", pytorch_table()),
         docs / "measured.md": measured(),
         docs / "steps.md": with_named_tables(docs / "steps.md", {"gallery": gallery()}),
+        docs / "probe.md": with_table(docs / "probe.md", probe_table()),
         docs / "journal.md": with_table(docs / "journal.md", journal_table()),
         docs / "evaluators.md": with_named_tables(docs / "evaluators.md", evaluators_tables()),
     }

@@ -3,6 +3,9 @@
 import ctypes
 import json
 import os
+import subprocess
+import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -115,14 +118,95 @@ def test_the_command_gives_code_that_runs(here):
         (("--sample", "empty.npy"), "could not be read"),
         (("--seed", 10**20), "seed must be"),
         (("--plot", "nowhere/steps.png"), "no folder nowhere"),
-        (("--limits", 0, "inf"), "--limits 0 inf"),
-        (("--limits", -1, 1e39), "--limits -1 1e+39"),
+        (("--limits", 0, "inf"), "within infinite --limits"),
+        (("--limits", -1, 1e39), "within infinite --limits"),
+        (("--limits", "-1,0", 1), "or 3 numbers"),
+        (("--limits", "low", 1), "--limits must be numbers, or one for each input"),
+        (("--context", "several.npz"), "several arrays"),
+        (("--sample", "rows.npy", "--context", "few.npy"), "one entry for each of the 5 rows"),
         (("--limits", "nan", 1), "limits must have low < high"),
     ],
 )
 def test_mistakes_are_named_for_what_they_are(here, arguments, says):
     np.savez("several.npz", a=np.zeros((3, 3)))
+    np.save("rows.npy", np.zeros((5, 3)))
+    np.save("few.npy", np.zeros(4))
     (here / "empty.npy").write_bytes(b"")
     done = cli("bench_box:read", "--in-features", 3, *arguments)
     assert done.exit_code == 2, done.output
     assert says in done.output
+
+
+AWKWARD = (
+    "import numpy as np\n\nnumbers = np.random.default_rng(0)\n\n\ndef read(x, wind=0.0):\n"
+    "    if len(x) > 1:\n        raise ValueError('one row at a time')\n"
+    "    if numbers.random() < 0.1:\n        raise OSError('busy')\n"
+    "    return np.where(x[:, :1] > 1.1, np.nan, np.floor(2 * x) + wind)\n"
+)
+
+
+def printed_code(text):
+    """From the first import to the last bracket of the printed report, as it stands there."""
+    lines = text.splitlines()
+    return "\n".join(lines[lines.index("import bondgrad") : lines.index(")") + 1]) + "\n"
+
+
+def trains(code):
+    names = {}
+    exec(code, names)  # noqa: S102
+    x = torch.zeros(2, 3, requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "[0-9]+ rows were asked again")
+        names["box"](x).sum().backward()
+    assert x.grad.shape == (2, 3)
+    return names["box"]
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 120])
+def test_the_printed_code_can_be_pasted(here, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    (here / "bench_box.py").write_text(AWKWARD)
+    done = cli("bench_box:read", "--in-features", 3, "--limits", "-2,-2,-3", "2,2,3", "--budget", 6000)
+    assert done.exit_code == 0, done.output
+    code = printed_code(done.stdout)
+    assert "    # " in code  # reasons that are longer than a line
+    box = trains(code)
+    assert box.evaluator.max_rows == 1
+    assert box.evaluator.retries >= 2
+    low, high = box.limits.numbers()
+    assert (low, high[1:]) == ([-2, -2, -3], [2, 3])
+    assert 1.0 < high[0] < 1.1
+
+
+def test_the_code_can_be_pasted_from_a_pipe(here):
+    (here / "bench_box.py").write_text(AWKWARD)
+    command = [sys.executable, "-c", "from bondgrad.cli import main; main()", "probe", "bench_box:read"]
+    done = subprocess.run(
+        [*command, "--in-features", "3", "--budget", "6000"], check=True, capture_output=True, text=True
+    )
+    assert "\x1b" not in done.stdout
+    trains(printed_code(done.stdout))
+
+
+def test_contexts(here):
+    (here / "bench_box.py").write_text(
+        "import numpy as np\n\nseen = set()\n\n\ndef read(x, wind, place):\n    assert place.shape == (len(x), 2)\n"
+        "    seen.update(wind[:, 0].tolist())\n    return np.sin(x) + wind\n"
+    )
+    np.save("wind.npy", np.array([[1.0], [2.0], [5.0]]))
+    np.save("place.npy", np.zeros((3, 2)))
+    files = ("--context", "wind.npy", "--context", "place.npy")
+    assert cli("bench_box:read", "--in-features", 3, "--json", *files).exit_code == 0
+    assert sys.modules["bench_box"].seen == {1.0, 2.0, 5.0}
+    np.save("rows.npy", np.zeros((3, 3)))
+    done = cli("bench_box:read", "--in-features", 3, "--sample", "rows.npy", "--json", *files)
+    assert done.exit_code == 0, done.output
+
+
+def test_a_call_that_hangs_ends_the_command(here):
+    (here / "bench_box.py").write_text("import time\n\n\ndef read(x):\n    time.sleep(3600)\n")
+    command = [sys.executable, "-c", "from bondgrad.cli import main; main()", "probe", "bench_box:read"]
+    done = subprocess.run(
+        [*command, "--in-features", "3", "--seconds", "3"], capture_output=True, text=True, timeout=120
+    )
+    assert "did not come back within" in " ".join(done.stdout.split())

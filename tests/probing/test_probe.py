@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from bondgrad import probe
+from bondgrad.evaluators import Local
 from bondgrad.networks import ffnn
-from bondgrad.probing._report import choose_noise
+from bondgrad.probing._recommendation import choose_noise
 from bondgrad.testing.boxes import Sparse, TanhNetwork
 from tests.helpers import needs_cuda, noisy
 from tests.patterns import blocks
@@ -120,7 +121,7 @@ def test_a_box_that_sleeps(clock):
         clock.sleep(2e-3 * len(x))
         return torch.sin(x)
 
-    report = probe(sleepy, rows(), budget=700)
+    report = probe(sleepy, rows(), evaluator=Local(), budget=700)
     assert "ms a row, not vectorised" in report.verdict
     assert report.evaluations <= 700
     cost = report.cost(batch=10, steps=3600)["central"]

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from bondgrad import probe
-from bondgrad.probing._report import choose_noise
+from bondgrad.probing._recommendation import choose_noise
 from tests.probing.test_probe import rows
 
 D = 6

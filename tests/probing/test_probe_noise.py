@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from bondgrad import probe
-from bondgrad.probing._report import choose_noise
+from bondgrad.probing._recommendation import choose_noise
 from tests.probing.test_probe import D, rows
 from tests.probing.test_probe_code import pasted
 

@@ -209,3 +209,51 @@ def test_a_quick_box_is_reported_as_ever():
     report = bondgrad.probe(torch.sin, rows())
     assert (report.overlap, report.advice) == (None, None)
     assert not {"evaluator", "eager"} & set(report.reasons)
+
+
+class Computes(Counting):
+    def __call__(self, x: np.ndarray):
+        self.inside += 1
+        self.most = max(self.most, self.inside)
+        y = computes(x)
+        self.inside -= 1
+        return y
+
+
+def test_a_box_that_computes_is_never_called_in_two_threads():
+    """Libraries that are not made for that may end the program."""
+    box = Computes()
+    report = short(box)
+    assert report.overlap.processes_help
+    assert report.overlap.together is None
+    assert box.most == 1
+
+
+def test_quick_rows_that_make_slow_calls():
+    def loop(x: np.ndarray):
+        for _ in x:
+            sum(range(10_000))
+        return np.sin(x)
+
+    report = probe(loop, rows(), budget=6000)
+    assert report.speed.latency < 1e-3
+    assert report.overlap.processes_help
+
+
+def test_calls_that_fail_now_and_then_are_made_again():
+    numbers = np.random.default_rng(0)
+
+    def flaky(x: torch.Tensor):
+        if numbers.random() < 0.2:
+            raise OSError("busy")
+        return waits(x)
+
+    report = short(flaky)
+    assert report.overlap.threads_help
+    assert f"Threads(8, max_rows=1, retries={report.failures.retries})" in report.arguments["evaluator"]
+
+
+def test_cost_is_that_with_the_recommended_evaluator():
+    report = short(waits)
+    alone = report.speed.seconds(20 * 9)
+    assert report.cost(20)["central"].seconds < alone / 4

@@ -9,7 +9,7 @@ from bondgrad.probing._differences import Smoothness, StepLadder
 from bondgrad.probing._influences import History, RowCoupling
 from bondgrad.probing._inputs import Dependence, Failure, Ranges, Sensitivity
 from bondgrad.probing._randomness import Randomness
-from bondgrad.probing._report import choose_noise
+from bondgrad.probing._recommendation import choose_noise
 from bondgrad.probing._rounding import Rounding
 from bondgrad.probing._speed import Speed
 
@@ -183,7 +183,10 @@ def test_arguments(found, arguments):
     expected = {"in_features": "4"} | width | arguments
     assert list(made.reasons) == list(expected)
     for name, value in expected.items():
-        assert f"    {name}={value},  # {made.reasons[name]}\n" in made.code
+        assert f"    {name}={value}," in made.code
+        assert made.reasons[name].split()[0] in made.code
+    compile(made.code, "pasted", "exec")
+    assert max(map(len, made.code.splitlines())) <= 80
 
 
 def test_reasons():

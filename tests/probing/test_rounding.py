@@ -7,7 +7,7 @@ import torch
 
 from bondgrad import probe
 from bondgrad.probing import Session
-from bondgrad.probing._rounding import precision_of
+from bondgrad.probing._float_types import precision_of
 from tests.probing.test_probe import rows
 
 
@@ -70,7 +70,7 @@ def lines_asked(limits=None):
     for name in Session(fn, torch.ones(50, 2), limits=limits, seconds=1e9).run():
         if name == "Rounding":
             asked.clear()
-        if name == "Steps":
+        if name == "Rows together":
             break
     return torch.cat(asked)[4 + 32 :][: 6 * 4 * 16].view(6, 4, 16, 2)  # after a look, and points between rows
 
