@@ -250,7 +250,8 @@ class Neighbourhood:
 
         most, d = self._portion(0, sys.maxsize), self.parts.in_features
         low, high = (self.parts.limits or Limits((-math.inf, math.inf), d)).like(self.x)
-        return SearchBatch(self.x, self.y, evaluate, most, noise, rounding, low, high, d, self.whole)
+        seeded = self.parts.function.seed_position is not None
+        return SearchBatch(self.x, self.y, evaluate, most, noise, rounding, low, high, d, self.whole, seeded)
 
 
 def finite_rows(y: Tensor) -> Tensor | None:
