@@ -12,6 +12,7 @@ run for 5,000 steps to count false alarms.
 """
 
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from bondgrad.evaluators import Answer, Local, Request
 from bondgrad.metrics import exact_vjp
 
 SEEDS, STEPS, QUIET_STEPS = 5, 500, 5_000
+PROCESSES = 4
 MEAN, BEHIND = 10, 0.005  # steps of a mean; how much less is behind
 Box = Callable[[Tensor], Tensor]
 
@@ -166,6 +168,7 @@ def watched(evaluator: Counting, searched: int) -> float:
 
 def waking(kind: type[Waking], sigma: float, seed: int) -> dict[str, Any]:
     """One run: the signs of both layers, step by step."""
+    torch.set_num_threads(1)
     box = kind()
     fn = Noise(box, sigma, seed) if sigma else box
     evaluator = Counting()
@@ -203,6 +206,7 @@ def waking(kind: type[Waking], sigma: float, seed: int) -> dict[str, Any]:
 
 def quiet(kind: type[Waking], sigma: float, varying: bool = False) -> dict[str, Any]:
     """A long run in which nothing wakes."""
+    torch.set_num_threads(1)
     box = kind()
     evaluator = Counting()
     fn = Noise(box, sigma, 0, varying) if sigma else box
@@ -217,28 +221,34 @@ def quiet(kind: type[Waking], sigma: float, varying: bool = False) -> dict[str, 
             if step == 0:
                 searched = evaluator.counts["structure"]
     alarms = sum("did not have" in str(w.message) for w in heard)
-    return {"box": kind.__name__, "noise": sigma, "alarms": alarms, "watching": watched(evaluator, searched)}
+    return {
+        "box": kind.__name__,
+        "noise": sigma,
+        "varying": varying,
+        "alarms": alarms,
+        "watching": watched(evaluator, searched),
+    }
+
+
+def measured(work: Callable[..., dict[str, Any]], arguments: list[tuple[Any, ...]]) -> list[dict[str, Any]]:
+    """The results of the work for all these arguments, with the version that is imported, in processes side by side."""
+    with multiprocessing.get_context("spawn").Pool(PROCESSES) as pool:
+        return pool.starmap(work, arguments, chunksize=1)
 
 
 def wakings() -> list[dict[str, Any]]:
-    """All runs in which dependencies wake, with the version that is imported."""
-    torch.set_num_threads(1)
-    found = []
-    for name, (kind, sigma) in BOXES.items():
-        runs = [waking(kind, sigma, seed) for seed in range(SEEDS)]
-        found.append({"box": name.strip(), "runs": runs})
-        print(name, [run["steps"] for run in runs], f"{runs[0]['watching']:.1%}", file=sys.stderr, flush=True)
+    """All runs in which dependencies wake."""
+    runs = measured(waking, [(*box, seed) for box in BOXES.values() for seed in range(SEEDS)])
+    found = [{"box": name.strip(), "runs": runs[i * SEEDS : (i + 1) * SEEDS]} for i, name in enumerate(BOXES)]
+    for box in found:
+        print(box["box"], [run["steps"] for run in box["runs"]], file=sys.stderr, flush=True)
     return found
 
 
 def quiets() -> list[dict[str, Any]]:
     """All runs in which nothing wakes."""
-    found = []
-    for kind in (Threshold, Coupling, Gate):
-        for sigma, varying in ((0.0, False), (1e-3, False), (1e-3, True)):
-            found.append(quiet(kind, sigma, varying) | {"varying": varying})
-            print(found[-1], file=sys.stderr, flush=True)
-    return found
+    noises = ((0.0, False), (1e-3, False), (1e-3, True))
+    return measured(quiet, [(kind, *noise) for kind in (Coupling, Threshold, Gate) for noise in noises])
 
 
 def main(before: str | None) -> None:
@@ -247,10 +257,10 @@ def main(before: str | None) -> None:
     if before is not None:  # beside this one
         command = [sys.executable, str(Path(__file__)), "--print"]
         earlier = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": before}, stdout=subprocess.PIPE)
-    numbers: dict[str, Any] = {"now": wakings(), "quiet": quiets(), "quiet_steps": QUIET_STEPS}
+    numbers: dict[str, Any] = {"quiet": quiets(), "quiet_steps": QUIET_STEPS, "now": wakings()}
     if earlier is not None:
         numbers["before"] = json.loads(earlier.communicate()[0])
-    sys.argv[1:] = ["FOLDER"] if before is not None else []
+        sys.argv[1:] = ["FOLDER"]  # wherever it was
     save("waking", numbers)
 
 

@@ -33,7 +33,7 @@ class CapturableLayer(Layer):
         function, memory = self.function, self.memory
         known = function.out_features is not None and function.interfaces == ("torch",)
         placed = memory is None or (isinstance(memory, ExplicitState) and memory.places(self.training) is not None)
-        looking = self.tracker is not None and self.tracker.due(captured=True)
+        looking = self.tracker is not None and self.tracker.due()
         looking |= self.trial_due or function.seed_position is not None
         exchanging = self.policy_state.ranks.last is not None
         return (

@@ -15,6 +15,7 @@ from measured_demo import demo
 from pytorch_table import pytorch_table
 from reproduced import reproduced
 from results_markdown import ROOT
+from waking_table import waking_tables
 
 
 def rendered() -> dict[Path, str]:
@@ -27,6 +28,7 @@ def rendered() -> dict[Path, str]:
         docs / "measured.md": measured(),
         docs / "journal.md": with_table(docs / "journal.md", journal_table()),
         docs / "evaluators.md": with_named_tables(docs / "evaluators.md", evaluators_tables()),
+        docs / "structure.md": with_named_tables(docs / "structure.md", waking_tables()),
     }
 
 

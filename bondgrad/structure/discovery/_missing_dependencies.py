@@ -89,7 +89,7 @@ def _suspicion(
     rows = batch.choose_rows(max(1, count), generator)
     k, d = len(rows), depends.shape[1]
     x, at = batch.x[rows, None], rows.repeat_interleave(moves)
-    moving = torch.stack([_inputs_to_move(depends, incomplete, generator) for _ in at])  # [k·moves, d]
+    moving = torch.stack([_inputs_to_move(depends, incomplete, generator) for _ in range(len(at))])  # [k·moves, d]
     nearer = torch.rand(len(at), generator=generator, device="cpu") >= SETTINGS.far
     turns = torch.randint(len(SETTINGS.fractions), (len(at),), generator=generator, device="cpu") * nearer
     moved = torch.where(moving, batch.targets(at, turns.to(x.device)), batch.x[at])  # [k·moves, d]

@@ -47,8 +47,7 @@ class SearchSettings:
     worthwhile: float = 0.75  # a shorter horizon is used if it is below this part of the present one
     share: float = 0.01  # the part of the evaluations of training that searches may cost, after the first
     floor: float = 2.0  # evaluations a step that they may cost at least, however few a gradient needs
-    interval: int = 4  # steps from one search to the next, at least, since each is a call of the box
-    captured_interval: int = 8  # the same where steps are captured, since one that searches is not
+    interval: int = 4  # steps from one search to the next, at least: each is a call of the box, and cannot be captured
 
 
 SETTINGS = SearchSettings()

@@ -170,10 +170,9 @@ class StructureTracker(nn.Module):
         self.steps += 1
         self.budget += max(SETTINGS.share * evaluations, SETTINGS.floor)
 
-    def due(self, time: int = 1, captured: bool = False) -> bool:
-        """Whether to search before the gradient of sequences of that length, instead of a captured step or not."""
-        interval = SETTINGS.captured_interval if captured else SETTINGS.interval
-        return self.unsettled(time) or (self.steps >= interval and self.budget >= self.least)
+    def due(self, time: int = 1) -> bool:
+        """Whether to search before the gradient of sequences of that length."""
+        return self.unsettled(time) or (self.steps >= SETTINGS.interval and self.budget >= self.least)
 
     def unsettled(self, time: int = 1) -> bool:
         """Whether the structure may well be another one after the next search."""
