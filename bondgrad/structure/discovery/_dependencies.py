@@ -54,10 +54,14 @@ def measure_noise(batch: SearchBatch, rows: Tensor) -> tuple[Tensor, bool]:
     """The standard deviation [r, d_out] of the outputs at rows [r], from repeated evaluations.
 
     Also returns whether the box is deterministic: whether all outputs equal those of the forward pass up to rounding,
-    which may depend on the position of a row in a request.
+    which may depend on the position of a row in a request. Of a box that takes a seed it is the noise that is left
+    where the seed is the same, as it is at both ends of a move.
     """
     x, y = batch.x[rows], batch.y[rows]
-    repeats = batch.ask(x[:, None, None].expand(-1, SETTINGS.repeats, 1, -1), rows).squeeze(2)  # [r, repeats, d_out]
+    repeated = x[:, None, None].expand(-1, SETTINGS.repeats, 1, -1)
+    repeats = batch.ask(repeated.transpose(1, 2) if batch.seeded else repeated, rows).flatten(
+        1, 2
+    )  # [r, repeats, d_out]
     own = noise_from_repeats(repeats, dim=1, order=1, over=(1,))  # [r, d_out], since some rows may be noisier
     pooled = own.square().mean(0).sqrt()  # [d_out]
     rounding = batch.rounding_noise.between(y, y)  # [r, d_out]

@@ -81,9 +81,9 @@ def _suspicion(
     generator: torch.Generator,
 ) -> tuple[Suspicion | None, Tensor]:
     """The largest change that the pattern does not explain, and what is known of the noise [d_out] afterwards."""
-    noisy = bool((noise > 0).any())
+    noisy = batch.seeded or bool((noise > 0).any())  # a seed makes the forward pass differ by other random numbers
     moves = SETTINGS.moves if noisy else 1
-    unmoved = 0 if not noisy else 2 if batch.seeded else 1
+    unmoved = noisy + batch.seeded
     most = SETTINGS.most_moves // moves
     count = most if budget >= most * (moves + unmoved) else math.ceil(budget / (moves + unmoved))
     rows = batch.choose_rows(max(1, count), generator)

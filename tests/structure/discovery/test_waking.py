@@ -112,3 +112,25 @@ def test_states_that_were_saved_before_there_was_a_floor():
     for _ in range(10):
         gradient(other, x, gy)
     assert torch.equal(other.structure.depends, torch.eye(4).bool())
+
+
+def test_noise_that_a_seed_cancels_hides_no_dependency():
+    awake = [False]
+
+    def fn(x: torch.Tensor, seed: int):
+        generator = torch.Generator().manual_seed(seed)
+        y = torch.sin(x) + torch.randn(x.shape, generator=generator)
+        if awake[0]:
+            y[:, 3] += 0.3 * x[:, 5]
+        return y
+
+    layer = BlackBox(fn, 8, structure="auto", policy=Fixed(1e-2), seed=0)
+    x, gy = torch.randn(16, 8), torch.randn(16, 8)
+    gradient(layer, x, gy)
+    assert torch.equal(layer.structure.depends, torch.eye(8).bool())
+    for _ in range(20):
+        gradient(layer, x, gy)
+    awake[0] = True
+    with pytest.warns(UserWarning, match="of the outputs 3 on the inputs 5"):
+        train_until(lambda: layer.structure.depends[3, 5], layer, x, gy)
+    assert layer.structure.depends.sum() == 9
