@@ -20,13 +20,7 @@ def waking_tables() -> dict[str, str]:
                 *(f"{100 * statistics.fmean(run['watching'] for run in part['runs']):.1f} %" for part in (now, before)),
             ]
         )
-    headings = [
-        "five seeds each",
-        "steps until signs are back",
-        "without the floor",
-        "points lost",
-        "without the floor",
-    ]
+    headings = ["five seeds each", "steps until signs are back", "before", "points lost", "before"]
     headings += ["evaluations for watching", "before"]
     quiet = numbers["quiet"]
     kinds = {run["box"] for run in quiet}
