@@ -198,7 +198,10 @@ class BlackBox(AssignableLayer):
     @property
     def stats(self) -> Stats:
         """Counters since construction and the last perturbations. They are not saved with the model."""
-        return self.trace.stats(self.function, self.driver.record, self.health.last)
+        health = self.health.last
+        if health is not None and self.tracker is not None:
+            health = health._replace(woken=self.tracker.woken)
+        return self.trace.stats(self.function, self.driver.record, health)
 
     @property
     def last_ok(self) -> Tensor | None:

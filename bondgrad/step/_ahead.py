@@ -20,6 +20,7 @@ from bondgrad.step._neighbourhood import Neighbourhood
 from bondgrad.step._perturbations import draw
 from bondgrad.step._records import Parts, StepInputs
 from bondgrad.step._trials import assumed_noise, rows_of
+from bondgrad.structure import Structure
 from bondgrad.torch_support._precision import arithmetic
 
 
@@ -53,6 +54,7 @@ class Plan(NamedTuple):
     delta: Tensor  # [n, B·T, d] the perturbations
     points: tuple[Tensor, ...]  # [b, ..., ends, W] of each request of the estimator
     context: tuple[Tensor, ...]  # of all points, [N, ...] each
+    structure: Structure  # from which the points follow
 
     @property
     def rows(self) -> int:
@@ -81,7 +83,7 @@ def plan_gradient(step: StepInputs) -> Plan:
         torch.cat([t[rows].repeat_interleave(points.shape[1:-1].numel(), 0) for points, rows in requests])
         for t in step.context
     )
-    return Plan(steps, delta, tuple(points for points, _ in requests), context)
+    return Plan(steps, delta, tuple(points for points, _ in requests), context, box.structure)
 
 
 def gradient_bytes(step: StepInputs) -> int:
@@ -102,7 +104,7 @@ class Ahead:
 
     def __init__(self, plan: Plan, driver: Driver) -> None:
         self.plan: Plan | None = plan  # until it is carried out
-        self.steps, self.delta = plan.steps, plan.delta
+        self.steps, self.delta, self.structure = plan.steps, plan.delta, plan.structure
         self.rows = plan.rows
         self._evaluations = plan.rows * driver.repeats
         self.cancelled = threading.Event()

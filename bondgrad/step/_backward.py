@@ -14,6 +14,7 @@ from bondgrad.step._neighbourhood import Neighbourhood
 from bondgrad.step._perturbations import draw
 from bondgrad.step._records import HostChanges, Step, StepInputs, StepResult
 from bondgrad.step._trials import TrialRows, assumed_noise, result_of, rows_of, trial_due
+from bondgrad.structure import Structure
 from bondgrad.structure.discovery._tracker import Discovery
 from bondgrad.torch_support import _device as device
 
@@ -31,7 +32,7 @@ def take_step(step: StepInputs) -> StepResult:
         box.structure = discovery.structure
     start = prepare(step, box, batch)
 
-    known = take_ahead(step, start, discovery)
+    known = take_ahead(step, start, box.structure)
     if known is None or step.ahead is None:
         steps, delta = draw(step.parts, start.state, batch, start.noise)  # delta [n, B·T, d]
     else:
@@ -119,12 +120,14 @@ def prepare(step: StepInputs, box: Neighbourhood, batch: Batch) -> Start:
     return start._replace(rows=rows if trying else None)
 
 
-def take_ahead(step: StepInputs, start: Start, discovery: Discovery | None) -> list[Outcome] | None:
+def take_ahead(step: StepInputs, start: Start, structure: Structure) -> list[Outcome] | None:
     """The outcomes of evaluations that began in the forward pass; None: there are none that fit this step."""
     if step.ahead is None:
         return None
-    if start.state is not step.state or start.noise_trial is not None or discovery is not None:
-        step.ahead.drop()  # a forward pass of the same layer was differentiated meanwhile, and changed what is due
+    same_steps = start.state is step.state and start.noise_trial is None
+    if not same_steps or step.ahead.structure is not structure:
+        # A search found something, or another forward pass was differentiated meanwhile, and changed what is due.
+        step.ahead.drop()
         return None
     return step.ahead.take()
 

@@ -36,6 +36,7 @@ class HealthReport(NamedTuple):
     drowned: float  # part of the slopes' square that is noise
     at_limit: float  # part of the inputs whose steps are as long as they may be
     dead: bool  # whether nothing changed at all
+    woken: int = 0  # dependencies that a found structure lacked, and that were added to it in the course of training
 
 
 class TrialResult(NamedTuple):

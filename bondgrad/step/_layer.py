@@ -208,10 +208,11 @@ class Layer(nn.Module):
     def _plan_ahead(self, forward: ForwardRecord, x: Tensor, context: tuple[Tensor, ...]) -> Ahead | None:
         """The evaluations for the gradient at x [B, W], to be made in the forward pass; None: not in this step.
 
-        A step that measures more than a gradient needs, or is captured, is taken as without `eager`.
+        A step with a trial or a search that may well change the structure, or one that is captured, is taken as without
+        `eager`.
         """
         time = x.shape[1] // self.in_features
-        due = self.trial_due or (self.tracker is not None and self.tracker.due(time))
+        due = self.trial_due or (self.tracker is not None and self.tracker.unsettled(time))
         if not self.training or due or self.out_features is None or is_capturing(x.device):
             return None
         if self.limits is not None and device.reading_is_free(x.device) and not bool(torch.isfinite(x).all()):
@@ -290,7 +291,7 @@ class Layer(nn.Module):
         if changes.training and trial_share(self._policy, self.noise) > 0:
             self.policy_state.schedule.step(changes.evaluations)
         if changes.training and self.tracker is not None:
-            self.tracker.credit += changes.evaluations
+            self.tracker.step(changes.evaluations // self.driver.repeats)
 
     def _commit_trial(self, trial: TrialResult) -> None:
         self.policy_state.schedule.tried(trial.evaluations, trial.noise)

@@ -274,7 +274,8 @@ class Neighbourhood:
 
         most, d = self._portion(0, sys.maxsize), self.parts.in_features
         low, high = (self.parts.limits or Limits((-math.inf, math.inf), d)).like(self.x)
-        rest = (d, self.whole, self.parts.driver.repeats, self.grid)
+        seeded = self.parts.function.seed_position is not None
+        rest = (d, self.whole, self.grid, seeded)
         return SearchBatch(self.x, self.y, evaluate, most, noise, rounding, low, high, *rest)
 
 

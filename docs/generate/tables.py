@@ -17,6 +17,7 @@ from probe_table import probe_table
 from pytorch_table import pytorch_table
 from reproduced import reproduced
 from results_markdown import ROOT
+from waking_table import waking_tables
 
 
 def rendered() -> dict[Path, str]:
@@ -31,6 +32,7 @@ def rendered() -> dict[Path, str]:
         docs / "probe.md": with_table(docs / "probe.md", probe_table()),
         docs / "journal.md": with_table(docs / "journal.md", journal_table()),
         docs / "evaluators.md": with_named_tables(docs / "evaluators.md", evaluators_tables()),
+        docs / "structure.md": with_named_tables(docs / "structure.md", waking_tables()),
     }
 
 

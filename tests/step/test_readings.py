@@ -12,7 +12,6 @@ from bondgrad.evaluators import Local, Threads
 from bondgrad.networks import ffnn
 from bondgrad.policies import Calibrated, Fixed
 from bondgrad.structure import Sequence
-from bondgrad.structure.discovery._dependencies import EVALUATIONS_OF_A_CHECK
 from bondgrad.testing import Subject
 from bondgrad.testing.boxes import Linear, Waves
 from bondgrad.testing.conformance import check_cost, check_failures, check_limits, trials
@@ -107,11 +106,16 @@ def test_trials_and_searches_are_counted_with_all_their_readings():
     assert layers[0].structure.groups(6, 6).count == layers[1].structure.groups(6, 6).count == 1
 
 
-def test_the_watch_over_a_structure_costs_what_its_readings_cost():
-    layer = BlackBox(torch.sin, 6, 6, structure="auto", seed=0, repeats=4, policy=Fixed(0.1))
+def test_the_watch_over_a_structure_looks_as_often_and_costs_what_its_readings_cost():
+    once, often = (
+        BlackBox(torch.sin, 6, 6, structure="auto", seed=0, repeats=repeats, policy=Fixed(0.1)) for repeats in (1, 4)
+    )
     for _ in range(50):
-        gradient(layer, torch.randn(16, 6), torch.randn(16, 6))
-    assert layer.tracker.price == 4 * EVALUATIONS_OF_A_CHECK
+        x, gy = torch.randn(16, 6), torch.randn(16, 6)
+        assert torch.equal(gradient(once, x, gy), gradient(often, x, gy))
+        assert often.stats.evaluations == 4 * once.stats.evaluations
+    assert (often.tracker.steps, often.tracker.budget) == (once.tracker.steps, once.tracker.budget)
+    assert once.stats.evaluations > 50 * 16 * 3  # some were spent on watching
 
 
 def test_what_measures_noise_sees_that_of_the_mean():

@@ -77,4 +77,15 @@ def response(batch: SearchBatch, generator: torch.Generator) -> tuple[Tensor, Te
         power = torch.zeros_like(power)
     noise = torch.cat(before).mean().nan_to_num(0)
     samples = seen * (batch.y.shape[1] // time)
-    return power / seen, noise, SETTINGS.suspicion * noise * (2 / samples).sqrt()  # a mean of squares of normal noise
+    return power / seen, noise, noise * (mean_square_quantile(samples, SETTINGS.suspicion) - 1)
+
+
+def mean_square_quantile(samples: Tensor, deviations: float) -> Tensor:
+    """The value that a mean of so many squares of standard normal numbers exceeds as rarely as one number exceeds this.
+
+    References:
+        E. Wilson and M. Hilferty, "The distribution of chi-square", Proceedings of the National Academy of Sciences,
+        1931.
+    """
+    variance = 2 / (9 * samples)
+    return (1 - variance + deviations * variance.sqrt()) ** 3

@@ -32,8 +32,11 @@ class SearchSettings:
     false_alarm: float = 0.01  # probability of at least one dependency that does not exist, for normal noise
     miss: float = 0.01  # probability, at each row, to overlook a change of the size of `Detection.least`
     # Checks of a known pattern.
-    watched_rows: int = 16  # rows of one check, with three evaluations each
-    watch_confirmations: int = 16  # pairs of evaluations of each row at which a check suspects a change
+    most_moves: int = 16  # moves of a check; fewer where it may cost less
+    moves: int = 2  # moves of a row, where each row has to be evaluated itself, too, since there is noise
+    far: float = 0.5  # part of the moves in which inputs go all the way; in the others they go a part of it
+    watch_confirmations: int = 16  # pairs of evaluations of a row at which a check suspects a change
+    noise_weight: float = 0.25  # of the newest repeated evaluations in what is known of the noise
     # The length of a memory.
     starts: int = 4  # time steps at which inputs are moved, evenly over the sequence
     sequences: int = 2  # rows of the batch at which inputs are moved
@@ -44,6 +47,8 @@ class SearchSettings:
     least_answered: float = 0.5  # a pattern is used if evaluations succeeded for at least this part of it
     worthwhile: float = 0.75  # a shorter horizon is used if it is below this part of the present one
     share: float = 0.01  # the part of the evaluations of training that searches may cost, after the first
+    floor: float = 2.0  # evaluations a step that they may cost at least, however few a gradient needs
+    interval: int = 4  # steps from one search to the next, at least: each is a call of the box, and cannot be captured
 
 
 SETTINGS = SearchSettings()
@@ -63,11 +68,11 @@ class SearchBatch:
     high: Tensor  # [d] no point may be above this
     features: int = 0  # the number of inputs of a time step, where rows are sequences
     whole: bool = False  # whether every request must contain all rows, because the box has a memory
-    repeats: int = 1  # readings that are taken at every point, each of them an evaluation
     grid: Grid | None = None  # the values that inputs can have; None: all
+    seeded: bool = False  # whether the box takes a seed, so that its noise is the same at all ends of a move
 
     def __post_init__(self) -> None:
-        self.evaluations = 0  # spent so far
+        self.evaluations = 0  # spent so far, of which each may be several readings
         self.rounding_noise = RoundingNoise.of(self.y, self.rounding)
 
     def choose_rows(self, count: int, generator: torch.Generator) -> Tensor:
@@ -88,7 +93,7 @@ class SearchBatch:
         if self.whole and r < n:
             everything = self.x[:, None, None].expand(n, j, ends, -1).index_copy(0, rows, points)
             return self.ask(everything, torch.arange(n, device=rows.device))[rows]
-        self.evaluations += r * j * ends * self.repeats
+        self.evaluations += r * j * ends
         moves = max(1, self.max_points // (ends * (r if self.whole else 1)))  # the moves of a row in one request
         at_once = r if self.whole else max(1, moves // j)
         parts = []

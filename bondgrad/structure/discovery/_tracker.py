@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from bondgrad.structure._structure import Dense, Pattern, Sequence, Structure, as_pattern
-from bondgrad.structure.discovery._dependencies import EVALUATIONS_OF_A_CHECK, find_dependencies, missing_dependencies
+from bondgrad.structure.discovery._dependencies import find_dependencies
 from bondgrad.structure.discovery._memory_length import memory_length, response
+from bondgrad.structure.discovery._missing_dependencies import check_pattern
 from bondgrad.structure.discovery._search_batch import SETTINGS, SearchBatch
 from bondgrad.torch_support._random import Generators
 
@@ -19,16 +20,29 @@ Knowledge = dict[str, Any]  # numbers and tensors, as they are saved; empty: not
 
 
 class AutoPattern:
-    """A pattern of dependencies that is found out during training. Its `Knowledge` is `depends`, [d_out, d] bool."""
+    """A pattern of dependencies that is found out during training.
+
+    Its `Knowledge` is `depends`, [d_out, d] bool, and `noise`, [d_out], the standard deviation of the outputs, which is
+    zero where it is no more than rounding.
+    """
 
     def structure(self, known: Knowledge) -> Structure:
         """The structure that follows from what is known; if nothing is, one that holds for any box."""
         return Pattern(known["depends"]) if known else Dense()
 
-    def search(self, known: Knowledge, batch: SearchBatch, generator: torch.Generator) -> Knowledge:
+    def same(self, known: Knowledge, before: Knowledge) -> bool:
+        """Whether the structure that follows from what is known is that of before."""
+        return bool(before) and known["depends"] is before["depends"]
+
+    def least_budget(self, cost: int, known: Knowledge) -> float:
+        """The evaluations that a search must be allowed to cost before it comes, if the last one had that cost."""
+        return SETTINGS.floor * SETTINGS.interval if known else cost
+
+    def search(self, known: Knowledge, batch: SearchBatch, budget: float, generator: torch.Generator) -> Knowledge:
         """What is known after a search; `known` itself, if nothing new was found.
 
-        If nothing was known before, the search is thorough; otherwise it is a check of what was known.
+        If nothing was known before, the search is thorough; otherwise it is a check of what was known, which costs no
+        more than the budget, if it finds nothing.
         """
         if not known:
             found = find_dependencies(batch, generator)
@@ -40,18 +54,21 @@ class AutoPattern:
                     "until one does. If they should, give structure= or structure='dense'.",
                     stacklevel=2,
                 )
-            return {"depends": found.depends}
+            noise = torch.zeros_like(found.noise) if found.deterministic else found.noise
+            return {"depends": found.depends, "noise": noise}
         depends = known["depends"].to(batch.x.device)
-        missing = missing_dependencies(depends, batch, generator)
+        noise = known["noise"].to(batch.y) if "noise" in known else batch.y.new_zeros(len(depends))
+        missing, noise = check_pattern(depends, noise, batch, budget, generator)
         if not bool(missing.any()):
-            return known
+            return known | {"noise": noise.cpu()}
         warnings.warn(
             f"a BlackBox with structure='auto' found {int(missing.sum())} dependencies that its pattern did not have, "
-            f"of the outputs {_listed(missing.any(1))}. They were added, and training goes on; gradients since they "
-            "appeared may have been wrong.",
+            f"of the outputs {_listed(missing.any(1))} on the inputs {_listed(missing.any(0))}. They were added, and "
+            "training goes on; gradients since they appeared may have been wrong. If this comes again and again, use "
+            "structure='dense'.",
             stacklevel=2,
         )
-        return {"depends": (depends | missing).cpu()}
+        return {"depends": (depends | missing).cpu(), "noise": noise.cpu()}
 
 
 def _listed(which: Tensor) -> str:
@@ -71,8 +88,16 @@ class AutoHorizon:
         """See `AutoPattern.structure`."""
         return Sequence(known["horizon"] if known else None)
 
-    def search(self, known: Knowledge, batch: SearchBatch, generator: torch.Generator) -> Knowledge:
-        """See `AutoPattern.search`."""
+    def same(self, known: Knowledge, before: Knowledge) -> bool:
+        """See `AutoPattern.same`. The length that was measured last may be new although the horizon is the same."""
+        return known is before or (bool(before) and known["horizon"] == before["horizon"])
+
+    def least_budget(self, cost: int, known: Knowledge) -> float:
+        """See `AutoPattern.least_budget`. Every search costs the same."""
+        return cost
+
+    def search(self, known: Knowledge, batch: SearchBatch, budget: float, generator: torch.Generator) -> Knowledge:
+        """See `AutoPattern.search`. The budget changes nothing."""
         measured, time = memory_length(*response(batch, generator)), batch.x.shape[1] // batch.features
         if measured == 0 or measured == time < known.get("time", 0):  # too short a sequence shows nothing
             return known
@@ -134,34 +159,55 @@ class StructureTracker(nn.Module):
         """Return to the state in which nothing is known."""
         self.known: Knowledge = {}
         self.structure = self.auto.structure({})
-        self.credit = math.inf  # evaluations of training since the last search
-        self.price = EVALUATIONS_OF_A_CHECK  # evaluations of a search that finds nothing new
+        self.steps = 0  # of training since the last search
+        self.budget = math.inf  # evaluations that a search may cost; less than zero, where the last one took too many
+        self.least = 0.0  # evaluations that it must be allowed to cost before it comes
+        self.alarm = True  # whether to search at once: nothing is known, or more may have changed with what did
+        self.woken = 0  # dependencies that were found after the first search
+
+    def step(self, evaluations: int) -> None:
+        """Count a training step, whose gradient cost so many evaluations; several readings of a point count as one."""
+        self.steps += 1
+        self.budget += max(SETTINGS.share * evaluations, SETTINGS.floor)
 
     def due(self, time: int = 1) -> bool:
         """Whether to search before the gradient of sequences of that length."""
-        return self.credit * SETTINGS.share >= self.price or time > self.known.get("time", math.inf)
+        return self.unsettled(time) or (self.steps >= SETTINGS.interval and self.budget >= self.least)
+
+    def unsettled(self, time: int = 1) -> bool:
+        """Whether the structure may well be another one after the next search."""
+        return self.alarm or time > self.known.get("time", math.inf)
 
     def search(self, batch: SearchBatch) -> Discovery:
         """Search the structure of the box. The tracker itself is not changed before `accept`."""
         generator = self.random.fork(CPU)
-        known = self.auto.search(self.known, batch, generator)
-        # The length that was measured last may be new although the horizon is the same.
-        same = known is self.known or ("horizon" in known and known["horizon"] == self.known.get("horizon", 0))
-        structure = self.structure if same else self.auto.structure(known)
+        known = self.auto.search(self.known, batch, math.inf if self.alarm else self.budget, generator)
+        structure = self.structure if self.auto.same(known, self.known) else self.auto.structure(known)
         return Discovery(known, structure, batch.evaluations, generator)
 
     def accept(self, found: Discovery) -> None:
         """Keep what a search has found."""
         self.random.join(CPU, found.generator)
-        if found.structure is self.structure:
-            self.credit, self.price = 0, found.evaluations
-        else:  # where a known structure has changed, more may have, so that the next search is due at once
-            self.credit = math.ceil(self.price / SETTINGS.share) if self.known else 0
+        before, changed = self.known, found.structure is not self.structure
+        # Where a known structure has changed, more may have.
+        self.alarm = changed and bool(before)
+        self.steps, self.budget = 0, 0.0 if changed or not before else min(0.0, self.budget - found.evaluations)
+        self.least = self.auto.least_budget(found.evaluations, found.known)
+        if self.alarm and "depends" in before:
+            self.woken += int((found.known["depends"] & ~before["depends"]).sum())
         self.known, self.structure = found.known, found.structure
 
     def get_extra_state(self) -> dict[str, Any]:
         """What `state_dict` saves."""
-        return {"known": self.known, "credit": self.credit, "price": self.price, "random": self.random.state()}
+        return {
+            "known": self.known,
+            "steps": self.steps,
+            "budget": self.budget,
+            "least": self.least,
+            "alarm": self.alarm,
+            "woken": self.woken,
+            "random": self.random.state(),
+        }
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Load what `get_extra_state` gave."""
@@ -171,5 +217,8 @@ class StructureTracker(nn.Module):
         except KeyError as error:
             raise ValueError(f"what was saved is not about {type(self.auto).__name__}: {known}") from error
         structure.check(self.in_features, None)
-        self.known, self.structure, self.credit, self.price = known, structure, state["credit"], state["price"]
+        self.known, self.structure = known, structure
+        # States that were saved before had other counts: then the next search is due at once.
+        self.alarm, self.steps, self.budget = state.get("alarm", True), state.get("steps", 0), state.get("budget", 0.0)
+        self.least, self.woken = state.get("least", 0.0), state.get("woken", 0)
         self.random.load(state["random"])

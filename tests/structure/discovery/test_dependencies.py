@@ -286,10 +286,10 @@ def test_a_mean_change_in_its_standard_deviations():
     x = torch.zeros(1, 1)
     alternating = torch.tensor([3.0, 5.0]).repeat(4)[None, :, None]  # [1, 8, 1]
     batch = batch_of(lambda points: points * alternating[..., None] if points.ndim == 4 else points, x)
-    change, noise = mean_change(batch, torch.tensor([0]), torch.ones(1, 1), torch.full((1, 1), 0.1), 8)
+    change, noise = mean_change(batch, torch.tensor([0]), torch.ones(1, 1, 1), torch.full((1, 1), 0.1), 8)
     assert noise.item() == pytest.approx(math.sqrt(8 / 7) / math.sqrt(2))
     assert change.item() == pytest.approx(4 * math.sqrt(8) / math.sqrt(8 / 7))
-    change, noise = mean_change(batch, torch.tensor([0]), torch.ones(1, 1), torch.full((1, 1), 2.0), 8)
+    change, noise = mean_change(batch, torch.tensor([0]), torch.ones(1, 1, 1), torch.full((1, 1), 2.0), 8)
     assert noise.item() == 2  # which was known to be larger
     assert change.item() == pytest.approx(4 * math.sqrt(8) / (math.sqrt(2) * 2))
 

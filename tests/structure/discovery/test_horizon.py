@@ -162,4 +162,4 @@ def test_how_a_horizon_follows_what_is_measured(known, time, measured, after):
     names = ("horizon", "last", "time")
     before, expected = (dict(zip(names, values, strict=False)) for values in (known, after))
     batch = batch_of(echo, torch.ones(1, 2 * time), features=2)
-    assert AutoHorizon().search(before, batch, torch.Generator()) == expected
+    assert AutoHorizon().search(before, batch, 0, torch.Generator()) == expected

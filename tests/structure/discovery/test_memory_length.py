@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from bondgrad.structure.discovery._memory_length import memory_length, response
+from bondgrad.structure.discovery._memory_length import mean_square_quantile, memory_length, response
 from bondgrad.structure.discovery._search_batch import SearchBatch
 
 
@@ -124,6 +124,13 @@ def test_few_time_steps_are_moved_evenly_and_within_the_limits():
     assert down.amin(1).tolist() == pytest.approx([0.98] * 4)
 
 
+@pytest.mark.parametrize(("samples", "quantile"), [(4, 18.467), (10, 29.588), (100, 149.449)])
+def test_the_quantiles_of_a_mean_square_are_those_of_chi_square(samples, quantile):
+    """From tables: those that chance exceeds once in a thousand times."""
+    found = mean_square_quantile(torch.tensor(float(samples)), 3.0902)
+    assert float(found) == pytest.approx(quantile / samples, rel=0.015)
+
+
 def test_noise_shows_before_the_time_step_that_is_moved():
     """Answers that differ by 0.01 between both ends for no reason, over steps of 0.05: (0.01 / 0.05)² = 0.04.
 
@@ -139,8 +146,9 @@ def test_noise_shows_before_the_time_step_that_is_moved():
     power, noise, uncertainty = measured(fn, torch.ones(2, 8), 1)
     assert power == pytest.approx([0.04] * 8)
     assert noise == pytest.approx(0.04)
-    expected = [4 * 0.04 * math.sqrt(2 / (2 * 2 * seen)) for seen in (4, 4, 3, 3, 2, 2, 1, 1)]
-    assert uncertainty == pytest.approx(expected)
+    excess = {16: 2.09628, 12: 2.55225, 8: 3.40198, 4: 5.72188}  # that chance exceeds as rarely as four deviations
+    expected = [0.04 * excess[2 * 2 * seen] for seen in (4, 4, 3, 3, 2, 2, 1, 1)]
+    assert uncertainty == pytest.approx(expected, rel=1e-4)
     assert memory_length(*(torch.tensor(t) for t in (power, noise, uncertainty))) == 0
 
 
