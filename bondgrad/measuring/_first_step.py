@@ -34,15 +34,17 @@ class LadderSettings:
     drowned: float = 1e-4  # part of the squared slope that may be noise, where few rows lengthen the step of one input
     near: float = 4.0  # spreads of the rows; longer steps are taken only where no slopes agree up to there
     far: float = 0.4  # part of the largest mean square move of the outputs that is far
-    patience: int = 2  # pairs of shorter steps among which there must be a better one, for shorter steps to be taken
+    patience: int = 2  # next pairs among which there must be a better one for the search to go on
     below_others: int = 2  # rungs by which the step of an input may be shorter than the median of all inputs
     clearance: float = 16.0  # the step stays below one at which no row has a finite output by this factor
     signal: float = 3.0  # standard errors by which moves of the outputs must exceed the noise to count as a signal
-    # The box has jumps if slopes over 1/64 and 1/16 of the spread differ by more than `jumps`, and more than those over
-    # longer steps, which differ by less than `related`, and if less than the part `noise_share` of that is noise.
+    # The box may have jumps if slopes over 1/64 and 1/16 of the spread differ by more than `jumps`, and those over some
+    # longer steps by less than `related` and not by more than `longer` times as much, and if less than the part
+    # `noise_share` of that is noise.
     jumps: float = 0.1
     related: float = 0.75
-    noise_share: float = 0.25
+    longer: float = 1.25
+    noise_share: float = 0.05
 
 
 SETTINGS = LadderSettings()
@@ -151,6 +153,7 @@ def _chosen(start: StartingPoint, rungs: list[Rung], scores: list[Tensor]) -> Fi
     if scores:
         table, rows = torch.stack(scores), len(rungs[0].slopes)  # [pairs, d]
         agreement = _agreement(rungs[0].slopes)
+        agreement = agreement if bool((table < agreement).any()) else SETTINGS.agreement
         complete = torch.stack([torch.isfinite(rung.slopes).all() for rung in rungs])
         table = _among(complete[1:] & complete[:-1], table, agreement)
         if rows >= SETTINGS.few_rows:
@@ -183,13 +186,13 @@ def _among(pairs: Tensor, table: Tensor, agreement: float) -> Tensor:
 def _best_pair(table: Tensor, agreement: float, rows: int) -> Tensor:
     """For each column of disagreements [pairs, n], the pair below which no better one follows soon; -1: none is small.
 
-    With few rows slopes may agree by chance, and it is the best pair of all.
+    With few rows slopes over long steps may agree by chance, and it is the pair above which no better one follows soon.
     """
     best = torch.full((table.shape[1],), -1, device=table.device)
     score = table.new_full((table.shape[1],), agreement)
-    patience = len(table) if rows < SETTINGS.few_rows else SETTINGS.patience
-    for pair in range(len(table) - 1, -1, -1):
-        better = (table[pair] < score) & ((best < 0) | (best - pair <= patience))
+    pairs = range(len(table))
+    for pair in pairs if rows < SETTINGS.few_rows else reversed(pairs):
+        better = (table[pair] < score) & ((best < 0) | ((best - pair).abs() <= SETTINGS.patience))
         best, score = torch.where(better, pair, best), torch.where(better, table[pair], score)
     return best
 
@@ -237,7 +240,8 @@ def _has_jumps(start: StartingPoint, steps: Tensor, slopes: Tensor) -> bool:
     variance = start.noise * (1 + 1 / 16) * (deviation / steps[last - 3]).square()  # [d]
     noisy = float(variance.sum()) * slopes.shape[1] >= SETTINGS.noise_share * short
     long = min(changes)
-    return short > SETTINGS.jumps * total and long < SETTINGS.related and long <= short / total and not noisy
+    related = long < min(SETTINGS.related, SETTINGS.longer * short / total)
+    return short > SETTINGS.jumps * total and related and not noisy
 
 
 def _moved(one: Tensor, four: Tensor) -> tuple[float, float]:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from bondgrad.calling._grid import Grid
+from bondgrad.errors import positive_int
 from bondgrad.measuring._first_step import StartingPoint, climb, most_slopes
 from bondgrad.measuring._spread import Spread, input_sums
 from bondgrad.measuring._step_trial import Differences
@@ -27,15 +28,22 @@ class CalibrationSettings:
     most_shrunk: float = 0.3  # relative decrease that is accepted; at a third, longer steps move outputs no farther
     most_saturated: float = 0.1  # the same where the box saturates, and slopes farther out say little of those here
     stretch_harm: float = 0.1  # weight of such a common factor, relative to an error that differs from row to row
-    farthest: float = 6.0  # longest step, in units of the spread of the input
+    farthest: float = 4.0  # longest step, in units of the spread of the input
     farthest_few: float = 64.0  # longest step where batches have too few rows to show a spread
     farthest_failing: float = 1.0  # longest step of an input at which evaluations failed at some rows
     answered: float = 0.7  # part of the rows at which no evaluation failed, below which an input counts as such
     lost: float = 0.3  # part of the rows with any slopes, below which the step of an input is halved
-    smooth: float = 12.0  # bending by this factor above the noise that jumps look like is that of a box without jumps
-    past_spread: float = 0.8  # weight of earlier trials in the spread
+    # Roughness: noise makes D(h/2) and D(h) differ four times as much as D(h) and D(2h), on average, jumps twice,
+    # and bending a sixteenth. At the best step of a smooth box with noise both are nearly alike.
+    rough: float = 1.0  # from which on shorter steps are no better
+    very_rough: float = 1.5  # from which on steps grow by `growth`
+    growth: float = 2.0
+    jumping: float = 2.0  # what is supposed of a box with jumps at first
+    smooth: float = 0.6  # mean over rounds, the last of which counts half, below which a box does not jump
+    past_spread: float = 0.9  # weight of earlier trials in the spread
     past_noise: float = 0.5  # weight of earlier rounds in the noise
     changed_noise: float = 4.0  # ratio of variances beyond which the earlier value has no weight
+    clear: float = 0.01  # part of the squared slopes that may be errors, below which more readings are not worth it
     off_spread: float = 1.5  # factor by which steps may differ from the spread of a batch, if there are jumps
     shrunk_spread: float = 8.0  # factor by which the spread of a batch may fall before steps shrink with it
     spread_rows: int = 8  # the least number of rows of a batch whose spread is used
@@ -63,16 +71,24 @@ class Calibrated(MeasuringPolicy):
     Bending counts in full where it differs from row to row. A factor common to all slopes of an input, as of a box that
     saturates, leaves signs right and counts for a tenth. Slopes are those for a loss gradient of norm 1, and steps are
     relative to the spread of their inputs, so that neither the scale of the loss nor the units of inputs and outputs
-    matter. No step is longer than one and a half times that spread, or four times where most inputs go that far and no
-    slopes are stretched: farther out nothing is known of the box. An input without a signal follows the others.
+    matter; rows with small slopes count as much as those with large ones. No step is longer than four times that
+    spread, and none over which the box fails at some rows is longer than the spread: farther out nothing is known of
+    the box. An input without a signal follows the others.
 
     The first step of all comes from a ladder of steps, on which each input starts where two neighbouring rungs agree
-    best. It is climbed again when there is suddenly much more noise.
+    best. It is climbed again when there is suddenly much more noise. It also shows whether the box jumps, or is
+    piecewise constant, on the scale of the spread: every input is then moved by its standard deviation.
 
     Choosing a policy: this one is the default, since it needs no numbers and follows changes of noise and data. Take
     `Bond` to train as the paper does, `Fixed` if you know a step that is right for all inputs, and `Optimal` if you
     know the noise and the third derivative. `BlackBox(noise=...)` has no influence here. All estimators work; of one
     that moves all inputs together, such as `Simultaneous`, only the common length of the steps is adjusted.
+
+    Args:
+        readings: The most readings that may be taken of every point, of a box that answers at random: this is its
+            budget, as a factor on the evaluations. Longer steps cost nothing and come first. Where the best steps leave
+            more noise than a hundredth of the squared slopes, readings are doubled. `BlackBox.repeats` says how many
+            are taken now.
 
     References:
         P. Gill, W. Murray, M. Saunders, M. Wright, "Computing forward-difference intervals for numerical optimization",
@@ -83,6 +99,12 @@ class Calibrated(MeasuringPolicy):
 
     share = 0.04
     start_slopes = most_slopes()
+
+    def __init__(self, readings: int = 1) -> None:
+        self.most_readings = positive_int("readings", readings)
+
+    def __repr__(self) -> str:
+        return f"Calibrated({'' if self.most_readings == 1 else f'readings={self.most_readings}'})"
 
     def init(self, in_features: int) -> State:
         """See `Policy.init`."""
@@ -95,7 +117,8 @@ class Calibrated(MeasuringPolicy):
             "farthest": zeros + NOT_LIMITED,  # the longest step that fits between limits
             "unit": torch.ones((), dtype=torch.float32),  # the unit of slopes, so that their squares do not overflow
             "round": torch.zeros((), dtype=torch.float32),  # the number of completed rounds
-            "jumps": torch.zeros((), dtype=torch.float32),  # whether the box has jumps on the scale of the spread
+            "jumps": torch.zeros((), dtype=torch.float32),  # mean roughness of a box that jumps; zero of others
+            "readings": torch.ones((), dtype=torch.float32),  # of every point
         }
 
     def measure(self, x: Tensor) -> Tensor:
@@ -106,7 +129,7 @@ class Calibrated(MeasuringPolicy):
         """See `MeasuringPolicy.start`."""
         first = climb(start)
         step, spread = (start.typical, start.typical) if first.jumps else (first.step, start.reach)
-        unit, jumps = first.slope.clamp(1e-30, 1e30), torch.full_like(state["jumps"], first.jumps)
+        unit, jumps = first.slope.clamp(1e-30, 1e30), torch.full_like(state["jumps"], SETTINGS.jumping * first.jumps)
         found = state | {"step": step.float(), "spread": spread.float(), "unit": unit.float(), "jumps": jumps}
         return found if start.room is None else found | {"farthest": start.room.float()}
 
@@ -117,6 +140,10 @@ class Calibrated(MeasuringPolicy):
     def jumps(self, state: State) -> bool:
         """See `MeasuringPolicy.jumps`."""
         return bool(state["jumps"] > 0)
+
+    def readings(self, state: State) -> int | None:
+        """See `MeasuringPolicy.readings`."""
+        return None if self.most_readings == 1 else int(state["readings"])
 
     def settable(self, state: State, grid: Grid) -> State:
         """See `Policy.settable`."""
@@ -139,30 +166,32 @@ class Calibrated(MeasuringPolicy):
         return error.to(size.dtype) / size
 
     def summarize(self, state: State, seen: Observation) -> Tensor:
-        """See `Policy.summarize`: [COUNT + 7, d].
+        """See `Policy.summarize`: [COUNT + 8, d].
 
-        The last seven rows are averaged over processes: the spread and its weight, which are zero without a trial; the
-        logarithms of step, unit and longest step, whether there are jumps, and their weight, which are zero without a
-        step.
+        The last eight rows are averaged over processes: the spread, whether repeated answers differ, and their weight,
+        which are zero without a trial; the logarithms of step, unit and longest step, the roughness of jumps, and
+        their weight, which are zero without a step.
         """
         step, trial = seen.steps.lower, seen.trial
         one = torch.ones_like(step)
         unit, jumps = (state[name].expand_as(step) for name in ("unit", "jumps"))
         start = torch.stack((step.log(), unit.log(), state["farthest"].log(), jumps, one)).where(step > 0, 0)
         sums = torch.zeros_like(step).expand(COUNT, -1)
-        spread = sums[:2]
+        spread = sums[:3]
         if trial is not None:
             sums = TrialSums.of(trial, state["unit"], state["step"].clamp_min(torch.finfo(torch.float32).tiny))
-            spread = torch.stack((torch.where(state["jumps"] > 0, trial.typical, trial.spread), one))
+            random = (trial.repeated.nan_to_num(0) != 0).any().to(one)
+            spread = torch.where(state["jumps"] > 0, trial.typical, trial.spread)
+            spread = torch.stack((spread, random.expand_as(one), one))
         return torch.cat((sums.float(), torch.cat((spread, start)).float() * len(seen.g)))
 
     def observe(self, state: State, summary: Tensor, rows: int, differences: Differences) -> State:
         """See `Policy.observe`."""
         summary = summary.float()
-        (spread, tried), (*begun, weight) = summary[COUNT : COUNT + 2], summary[COUNT + 2 :]
+        (spread, random, tried), (*begun, weight) = summary[COUNT : COUNT + 3], summary[COUNT + 3 :]
         if self.needs_start(state) and float(weight.amin()) > 0:  # several processes, each with a start of its own
             step, unit, farthest = (torch.exp(total / weight) for total in begun[:3])
-            jumps = (begun[3] > weight / 2).float().mean().round()
+            jumps = _unless_smooth((begun[3] / weight).mean())
             state = state | {"step": step, "unit": unit.mean(), "farthest": farthest, "jumps": jumps}
         sums = TrialSums(*summary[:COUNT])
         if self.needs_start(state) or not float(sums.rows.amax()) > 0:  # no trial
@@ -180,7 +209,8 @@ class Calibrated(MeasuringPolicy):
         a_trial = min(SETTINGS.trial_rows, SETTINGS.small_trials * float(sums.rows.amax()))
         wanted = a_trial * SETTINGS.rounds[min(int(state["round"]), len(SETTINGS.rounds) - 1)]
         tried_rows = float(TrialSums(*state["sums"]).rows.amax())
-        return state if tried_rows < wanted else _next_round(state, rows, differences)
+        most = self.most_readings if bool(random.amax() > 0) else 1
+        return state if tried_rows < wanted else _next_round(state, rows, differences, most)
 
 
 def _shrinking(state: State, spread: Tensor, rows: int) -> Tensor:
@@ -197,12 +227,19 @@ def _noise_jumped(state: State, sums: TrialSums) -> bool:
     return bool(lost & (sums.rows.amax() >= SETTINGS.lost_rows) & (state["round"] > 0))
 
 
-def _next_round(state: State, rows: int, differences: Differences) -> State:
+def _next_round(state: State, rows: int, differences: Differences, most_readings: int = 1) -> State:
     """The state with new steps, after a round of trials in batches of so many rows."""
     h, spread, sums = state["step"], state["spread"], TrialSums(*state["sums"])
     noise = _noise(state, sums)
     errors = SlopeErrors.of(sums, noise / h.square(), differences)
-    factor = _best_factor(errors, differences.order)
+    jumps = _unless_smooth((state["jumps"] + errors.roughness.nan_to_num(SETTINGS.jumping)) / 2 * (state["jumps"] > 0))
+    readings = _readings(errors, state["readings"], 1 if jumps > 0 else most_readings, differences.order)
+    less = state["readings"] / readings  # noise of the mean of readings
+    noise, errors = noise * less, errors._replace(noise=errors.noise * less)
+    factor = _best_factor(errors, differences.order)[0]
+    if errors.roughness > SETTINGS.rough:  # but farther out the outputs of a smooth box may look like that as well
+        least = SETTINGS.growth if errors.roughness > SETTINGS.very_rough else 1.0
+        factor = torch.maximum(factor, (spread / h).clamp(max=least))
     tried = sums.rows.amax()
     answered = sums.sound >= SETTINGS.answered * tried
     factor = torch.where(sums.rows < SETTINGS.lost * tried, 0.5, factor)
@@ -216,15 +253,14 @@ def _next_round(state: State, rows: int, differences: Differences) -> State:
         relative = relative.median().expand_as(relative)
     farthest = torch.where(answered, SETTINGS.farthest_few if few else SETTINGS.farthest, SETTINGS.farthest_failing)
     relative = torch.minimum(relative, farthest)
-    jumps = state["jumps"] * ~_is_smooth(errors)
     step = torch.minimum(torch.where(jumps > 0, spread, relative * spread), state["farthest"])
-    nothing = torch.zeros_like(state["sums"])
-    return state | {"step": step, "noise": noise, "sums": nothing, "round": state["round"] + 1, "jumps": jumps}
+    found = {"step": step, "noise": noise, "jumps": jumps, "readings": readings}
+    return state | found | {"sums": torch.zeros_like(state["sums"]), "round": state["round"] + 1}
 
 
-def _is_smooth(errors: SlopeErrors) -> Tensor:
-    """Whether slopes over h and 2h differ as those of a box without jumps do, in the sum over inputs."""
-    return ((errors.bending - SETTINGS.smooth * errors.noise) / errors.square).nansum() > 0
+def _unless_smooth(roughness: Tensor) -> Tensor:
+    """The same, as long as a box with jumps is that rough; else zero."""
+    return torch.where(roughness > SETTINGS.smooth, roughness, 0)
 
 
 def _noise(state: State, sums: TrialSums) -> Tensor:
@@ -235,8 +271,30 @@ def _noise(state: State, sums: TrialSums) -> Tensor:
     return torch.where(measured.isnan(), before, torch.lerp(measured, before, SETTINGS.past_noise * alike))
 
 
-def _best_factor(errors: SlopeErrors, order: int) -> Tensor:
-    """For each input [d] the one of `FACTORS` that gives its step the least error relative to the slope."""
+def _readings(errors: SlopeErrors, now: Tensor, most: int, order: int) -> Tensor:
+    """The least number of readings, doubled up to `most`, after which the best steps have small errors.
+
+    Args:
+        errors: With as many readings as there are now.
+        now: This number.
+        most: The largest number.
+        order: The power of the step with which errors fall.
+    """
+    readings = 1
+    while readings < most:
+        noise = errors.noise * now / readings
+        error = _best_factor(errors._replace(noise=noise), order)[1] / errors.square
+        if float(error.nanmedian()) <= SETTINGS.clear:
+            break
+        readings = min(2 * readings, most)
+    return torch.full_like(now, readings)
+
+
+def _best_factor(errors: SlopeErrors, order: int) -> tuple[Tensor, Tensor]:
+    """For each input [d] the one of `FACTORS` that gives its step the least error relative to the slope.
+
+    Also the mean square of that error, [d].
+    """
     factors = FACTORS.to(errors.noise.device)  # [25, 1]
     floor = SETTINGS.finest * errors.square
     stretched = errors.stretch * factors**order
@@ -244,5 +302,6 @@ def _best_factor(errors: SlopeErrors, order: int) -> Tensor:
     error = (error + (SETTINGS.stretch_harm * stretched).square() * errors.square) / (1 + stretched).square()
     shrunk = torch.where(errors.saturates, SETTINGS.most_saturated, SETTINGS.most_shrunk)
     accepted = (stretched <= SETTINGS.most_stretched) & (stretched >= -shrunk)
-    factor = factors[torch.where(accepted, error, math.inf).argmin(0), 0]  # the smallest factor, where none is accepted
-    return torch.where(errors.noise < floor, factor.clamp(max=1), factor)
+    best = torch.where(accepted, error, math.inf).argmin(0)  # the smallest factor, where none is accepted
+    factor = torch.where(errors.noise < floor, factors[best, 0].clamp(max=1), factors[best, 0])
+    return factor, error.gather(0, best[None])[0]

@@ -140,6 +140,10 @@ class MeasuringPolicy(Policy):
         """Whether the box was found to jump, or to be piecewise constant, on the scale on which its inputs vary."""
         return False
 
+    def readings(self, state: State) -> int | None:
+        """How many readings to take of every point; None: as many as `repeats` of the layer says."""
+        return None
+
     @abstractmethod
     def standard_error(self, state: State, size: Tensor) -> Tensor:
         """Standard deviation of the slopes over steps `size` [B, d], for a loss gradient of norm 1; NaN: unknown."""

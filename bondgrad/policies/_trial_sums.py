@@ -97,6 +97,7 @@ class SlopeErrors(NamedTuple):
     stretch: Tensor  # relative growth of all slopes of an input
     square: Tensor  # mean square of the slopes, without noise
     saturates: Tensor  # whether all slopes of an input shrink as where outputs have reached their end
+    roughness: Tensor  # difference of D(h/2) and D(h) over that of D(h) and D(2h), in the sum over inputs: a number
 
     @staticmethod
     def of(sums: TrialSums, noise: Tensor, differences: Differences) -> "SlopeErrors":
@@ -113,13 +114,15 @@ class SlopeErrors(NamedTuple):
         square = (sums.square / weight - noise).clamp_min(0)
         covariance = noise_covariance(differences)
         at_best = order * float(covariance[2, 2] - 2 * covariance[1, 2] + 1)
-        bending = (twice.left - SETTINGS.doubt * twice.by_noise).clamp_min(0)
-        bending = bending / ((2.0**order - 1) ** 2 - (SETTINGS.doubt - 1) * at_best)
+        chance = (SETTINGS.certain * (2 / sums.rows.clamp_min(1)).sqrt()).clamp(max=SETTINGS.doubt - 1)
+        bending = (twice.left - (1 + chance) * twice.by_noise).clamp_min(0)
+        bending = bending / ((2.0**order - 1) ** 2 - chance * at_best)
         most = SETTINGS.most_saturated
         bending = bending * (1 / (1 + twice.growth).clamp(1 / most, 1)) ** SETTINGS.saturation
         # From h/2 to h slopes shrink by 1 / 2^order of what they shrink by from h to 2h, unless the end is reached.
         error = (float(covariance[0, 0]) * noise / (square + noise).clamp_min(TINY) / sums.rows.clamp_min(1)).sqrt()
         usual = -twice.growth.clamp(max=0) * 0.5**order
         saturates = half.growth - SETTINGS.certain * error > SETTINGS.reached_end * usual
-        return SlopeErrors(noise, bending, twice.growth / (2**order - 1), square, saturates)
-
+        size = sums.square.clamp_min(TINY)
+        roughness = (sums.half_change / size).nansum() / (sums.change / size).nansum()
+        return SlopeErrors(noise, bending, twice.growth / (2**order - 1), square, saturates, roughness)

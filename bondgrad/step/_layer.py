@@ -100,6 +100,7 @@ class Layer(nn.Module):
             if dist.is_available() and dist.is_initialized():
                 differences, learns = self._estimator.differences, learns and self.training
                 part = self.policy_state.joint_batch(self._policy, differences, self.limits, x, learns)
+            self._choose_readings(x.device)
             forward = ForwardRecord(self.training, autocast, part)
             plan = functools.partial(self._plan_ahead, forward) if goes_ahead else None
             y, ok, states, ahead = evaluate(call._replace(plan=plan))
@@ -113,6 +114,13 @@ class Layer(nn.Module):
         ordered = self.memory is not None
         (y, forward), ticket = self.answers.answer((x, *context), ordered, graded, ask)
         return y.clone(), forward._replace(ticket=ticket, parameters=parameters)
+
+    def _choose_readings(self, where: torch.device) -> None:
+        """Take as many readings of every point as the policy wants, if it has a say in this."""
+        policy = self._policy
+        if isinstance(policy, MeasuringPolicy) and not is_capturing(where):
+            readings = policy.readings(self.policy_state.read(self.policy_state.device))
+            self.driver.repeats = self.driver.repeats if readings is None else readings
 
     def _without_failures(self, x: Tensor, y: Tensor, ok: Tensor | None, finite: Tensor | None) -> Tensor:
         """The outputs y [B, d_out] of a forward pass at x [B, d], with substitutes for those that are not finite.
