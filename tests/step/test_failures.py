@@ -22,7 +22,7 @@ def test_a_failed_evaluation_costs_its_own_entry_only(estimator):
     layer = BlackBox(root, 2, estimator=estimator, policy=Fixed(0.01), seed=0)
     x = torch.tensor([[1.0, 2.0], [0.005, 3.0], [-1.0, 1.0], [math.nan, 1.0], [4.0, 5.0]])
     gy = torch.ones(5, 2)
-    with pytest.warns(UserWarning, match="rows got no finite output"):
+    with pytest.warns(UserWarning, match="rows? got no finite output"):
         g = gradient(layer, x, gy)
     assert torch.isfinite(g).all()
     assert layer.stats.failures > 0
@@ -64,7 +64,7 @@ def test_a_direction_that_fails_costs_nothing_but_itself():
 def test_on_failure_raise():
     layer = BlackBox(root, 1, policy=Fixed(0.01), on_failure="raise", seed=0)
     before = copy.deepcopy(layer.state_dict())
-    with pytest.raises(BoxError, match=r"1 rows got no finite output\. Give limits="):
+    with pytest.raises(BoxError, match=r"1 row got no finite output\. Give limits="):
         gradient(layer, torch.tensor([[0.005]]), torch.ones(1, 1))
     assert same_state(layer.state_dict(), before, but=["progress"])
     assert layer.progress.steps == 0
