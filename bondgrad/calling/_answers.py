@@ -112,4 +112,4 @@ def _kind(answer: object) -> str:
             f"a {type(answer).__name__} with the keys {shortened(keys)}. Put its values side by side: write "
             "lambda x: np.stack([*fn(x).values()], axis=1), or in per_row lambda x: [*f(x).values()]"
         )
-    return type(answer).__name__
+    return "None, as of a function without return" if answer is None else type(answer).__name__

@@ -191,8 +191,8 @@ class Driver:
             return self._mean_outcome(request, readings)
         if len(kept) == 0 and request.purpose == "base":
             raise BoxError(
-                f"x must be finite to be sent to a box with limits or a resolution, but none of its {n} rows is "
-                f"(NaN or infinite). {NOT_FINITE_REMEDY}"
+                f"x must be finite to be sent to a box with limits or a resolution, but none of its {n} rows is: they "
+                f"all have NaN or infinite entries. {NOT_FINITE_REMEDY}"
             )
         if request.whole:
             raise BoxError(

@@ -48,10 +48,10 @@ def test_whole_numbers_and_truth_values_are_numbers():
             r"the keys 'p', 'q'.*write lambda x: np.stack\(\[\*fn\(x\).values\(\)\], axis=1\)",
         ),
         (lambda x: 1.0, "a list of numbers, got float. .*give it as bondgrad.per_row"),
-        (lambda x: None, "a list of numbers, got NoneType.$"),
+        (lambda x: None, "a list of numbers, got None, as of a function without return.$"),
         (lambda x: np.array([["a"]] * 4), "got an array of <U1"),
         (lambda x: x.sum(0), r"got shape \[3\].*give it as bondgrad.per_row"),
-        (lambda x: x[:, 0], r"\(add a dimension: y\[..., None\]\).*if given.$"),
+        (lambda x: x[:, 0], r"\(add a dimension: y\[..., None\]\)\.$"),
     ],
 )
 def test_what_is_refused_and_what_to_return_instead(answer, says):

@@ -111,7 +111,9 @@ def test_no_finite_row_at_all_is_an_error_before_any_call(training, state):
     fn = Device()
     box = fn if state is None else (lambda x, state: (fn(x), state))
     layer = layer_with(box, state=state).train(training)
-    with pytest.raises(BoxError, match=r"x must be finite .* none of its 2 rows is .*lower the learning rate.$"):
+    with pytest.raises(
+        BoxError, match=r"x must be finite .* none of its 2 rows is: they all have NaN .*lower the learning rate.$"
+    ):
         layer(batch()[[2, 4]])
     assert fn.rows == 0
     assert layer(batch()[[0, 1]]).shape == (2, 3)
