@@ -89,7 +89,8 @@ def _array(values: Sequence[Any]) -> np.ndarray:
         ) from None
     if array.dtype.kind not in "fiubc":
         odd = next((v for v in _leaves(plain) if not isinstance(v, (numbers.Number, np.generic))), None)
-        raise UnusableAnswer(f"must return numbers, got a {kind} with {shortened(repr(odd))} in it")
+        instead = ": return NaN where there is no number" if odd is None else ""
+        raise UnusableAnswer(f"must return numbers, got a {kind} with {shortened(repr(odd))} in it{instead}")
     return array
 
 

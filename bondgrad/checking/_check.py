@@ -48,7 +48,8 @@ def check(
         context: Further inputs of the box, one entry per row.
         limits: (low, high): no point outside is evaluated. None: those of the BlackBox, if it has any.
         tolerance: Relative error of an input's gradient that still counts as right.
-        budget: The most evaluations to spend: rows evaluated by the box, or by the function inside a BlackBox.
+        budget: The most evaluations to spend: rows evaluated by the box, or by the function inside a BlackBox. Those of
+            rows that are asked again, since they failed, may exceed it in the last request.
         seconds: The most time to spend, looked at between requests, which are made small enough for that. With little
             time fewer rows are tried, and the verdict may be "undecided". None: no limit.
         seed: The seed for gy, for the choice of rows, and for the steps.

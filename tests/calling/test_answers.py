@@ -38,7 +38,10 @@ def test_whole_numbers_and_truth_values_are_numbers():
         (lambda x: [[1.0], [1.0, 2.0], [1.0], [1.0]], "equally many .* got a list of different lengths, of 1 to 2"),
         (lambda x: [[[1.0], [1.0, 2.0]]] * 4, "equally many numbers for every row, got a list of different lengths"),
         (lambda x: [1.0] * 4, r"got shape \[4\] \(return \[\[y0\], \[y1\], ...\]\)"),
-        (lambda x: [[None]] * 4, "must return numbers, got a list with None in it"),
+        (
+            lambda x: [[None]] * 4,
+            "must return numbers, got a list with None in it: return NaN where there is no number.$",
+        ),
         (lambda x: (("on",),) * 4, "must return numbers, got a tuple with 'on' in it"),
         (lambda x: [[1j]] * 4, "complex numbers; return real and imaginary parts"),
         (lambda x: [torch.ones(4), torch.ones(4)], r"a list of 2 arrays, the first of shape \[4\]: return np.stack"),
