@@ -69,8 +69,8 @@ class Estimator(ABC):
 
     @functools.cached_property
     def differences(self) -> Differences:
-        """What a policy needs to know of the estimator: its order, shared base and number of draws."""
-        return Differences(self.order, self.shared_base, self.draws)
+        """What a policy needs to know of the estimator."""
+        return Differences(self.order, self.shared_base, self.draws, self.together)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(normalize_rows={self.normalize_rows})"

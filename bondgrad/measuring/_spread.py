@@ -26,7 +26,7 @@ class Spread(NamedTuple):
         if sums is None:
             sums, rows = input_sums(x), x.shape[0]
         mean, square = (sums / rows).nan_to_num(0, 0, 0).view(2, -1)
-        variance = (square - mean.square()).clamp_min(0)
+        variance = (square - mean.square()).clamp_min(0) * (rows / max(rows - 1, 1))
         deviation = torch.where(variance > NEGLIGIBLE * square, variance, 0).sqrt()
         return Spread(deviation.to(x.dtype), square.sqrt().to(x.dtype))
 

@@ -2,7 +2,8 @@
 
 import warnings
 
-from bondgrad.measuring._step_trial import Differences, StartingPoint, StepTrial
+from bondgrad.measuring._first_step import StartingPoint
+from bondgrad.measuring._step_trial import Differences, StepTrial
 from bondgrad.policies._bond import Bond
 from bondgrad.policies._calibrated import Calibrated
 from bondgrad.policies._fixed import Fixed

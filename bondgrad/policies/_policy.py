@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from bondgrad.calling._grid import Grid
-from bondgrad.measuring._step_trial import Differences, StartingPoint, StepTrial
+from bondgrad.measuring._first_step import StartingPoint
+from bondgrad.measuring._step_trial import Differences, StepTrial
 
 State = dict[str, Tensor]
 
@@ -134,6 +135,10 @@ class MeasuringPolicy(Policy):
     @abstractmethod
     def needs_start(self, state: State) -> bool:
         """Whether no steps are known yet, or not any more."""
+
+    def jumps(self, state: State) -> bool:
+        """Whether the box was found to jump, or to be piecewise constant, on the scale on which its inputs vary."""
+        return False
 
     @abstractmethod
     def standard_error(self, state: State, size: Tensor) -> Tensor:

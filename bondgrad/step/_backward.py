@@ -55,7 +55,7 @@ def take_step(step: StepInputs) -> StepResult:
         summary=summary,
         discovery=discovery,
         noise_trial=start.noise_trial,
-        trial=None if trial is None else result_of(trial, step, box.evaluations["trial"]),
+        trial=None if trial is None else result_of(trial, step, box.evaluations["trial"], start.state),
         restart=trial is not None and state is not None and needs_start(policy, state),
         eval_start=start.eval_start,
         errors=tuple(box.errors),
@@ -115,7 +115,7 @@ def prepare(step: StepInputs, box: Neighbourhood, batch: Batch) -> Start:
         start = start._replace(state=state, eval_start=step.eval_start if training else state)
         trying &= rows.answered  # without any answer, the next step looks for a first step again
     elif measuring is None:  # noise="auto": the policy's own steps might be too long to try
-        found = result_of(rows.trial_at_first_step(batch), step, box.evaluations["trial"])
+        found = result_of(rows.trial_at_first_step(batch), step, box.evaluations["trial"], start.state)
         return start._replace(noise=assumed_noise(step, found.noise), noise_trial=found)
     return start._replace(rows=rows if trying else None)
 

@@ -19,6 +19,7 @@ class HealthSettings:
     grown_noise: float = 4.0  # factor of the noise at first that is worth a warning
     first_trials: int = 4  # that say what is usual
     trials_in_a_row: int = 4  # that must agree before anything is said
+    settling: int = 8  # trials in which a policy looks for its steps, so that they are not judged yet
     signal: float = 3.0  # standard deviations by which slopes at two steps must agree to count as a signal
     noisy_share: float = 0.1  # part of the slopes' square that is noise, from which on every tenth sign or so is wrong
 
@@ -34,8 +35,8 @@ class HealthReport(NamedTuple):
     rough: float  # standard deviation of its outputs that differences show, random or not
     signal: float  # how far slopes at one step tell those at another, in standard deviations; of few rows never far
     drowned: float  # part of the slopes' square that is noise
-    at_limit: float  # part of the inputs whose steps are as long as they may be
     dead: bool  # whether nothing changed at all
+    jumps: bool = False  # whether the box jumps, or is piecewise constant, on the scale on which its inputs vary
     woken: int = 0  # dependencies that a found structure lacked, and that were added to it in the course of training
 
 
@@ -74,12 +75,11 @@ def examine(trial: StepTrial, y: Tensor) -> HealthReport:
         rough * (math.sqrt(0.5) if trial.differences.shared_base else math.sqrt(2)),
         agreement,
         share / (two.square().sum(0) / n).nanmedian(),
-        (trial.step[0] >= 0.99 * trial.spread).double().mean(),
         sound.any() & (slopes == 0).all(),
     )
     read = torch.stack([number.double() for number in numbers]).nan_to_num(0, math.inf)  # one transfer for all
-    alike, deviation, roughness, signal, drowned, at_limit, dead = read.tolist()
-    return HealthReport(alike == 1, deviation, roughness, signal, drowned, at_limit, dead == 1)
+    alike, deviation, roughness, signal, drowned, dead = read.tolist()
+    return HealthReport(alike == 1, deviation, roughness, signal, drowned, dead == 1)
 
 
 class HealthMonitor:
@@ -88,6 +88,7 @@ class HealthMonitor:
     def __init__(self) -> None:
         self.last: HealthReport | None = None
         self._seen: list[HealthReport] = []  # the first, and the last few
+        self._trials = 0  # that were watched
         self._said: set[str] = set()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -97,17 +98,18 @@ class HealthMonitor:
     def watch(self, now: HealthReport) -> None:
         """Take in the report of a trial, and warn of what it and those before it show."""
         self.last = now
+        self._trials += 1
         first, lately = self._seen[: SETTINGS.first_trials], [*self._seen, now][-SETTINGS.trials_in_a_row :]
         if len(first) == SETTINGS.first_trials:
             if all(v.alike for v in first) and not now.alike:
                 self._say(
                     "differs",
                     "the box gave the same answers to the same questions at first, and does so no more: they differ by "
-                    f"{now.noise:.2g} (standard deviation). Was something in it switched to training mode, or did a "
-                    "device wake up?",
+                    f"{now.noise:.2g} (standard deviation). Was something in it switched to training mode, did a "
+                    "device wake up, or do the rows of a call have an influence on one another?",
                 )
             usual = max(v.noise for v in first)
-            if usual > 0 and all(v.noise > SETTINGS.grown_noise * usual for v in lately):
+            if usual > 0 and all(v.noise > SETTINGS.grown_noise * usual and not v.alike for v in lately):
                 self._say(
                     "grew",
                     f"the noise on the box's outputs grew from {usual:.2g} to {now.noise:.2g} (standard deviation): "
@@ -126,35 +128,41 @@ class HealthMonitor:
         )
 
     def _warn_of_weakness(self, lately: list[HealthReport]) -> None:
-        now = lately[-1]
         if all(v.dead for v in lately):
             self._say(
                 "dead",
                 "the box's outputs do not change at all when its inputs are moved: the network before it learns "
                 "nothing. Do the inputs reach it, and is it within the range where it answers?",
             )
-        elif all(v.signal < SETTINGS.signal and v.drowned > 1 and not v.dead for v in lately):
+        elif all(v.jumps for v in lately):
+            self._say(
+                "jumps",
+                "the box jumps, or is piecewise constant, on the scale on which its inputs vary: short steps see "
+                "nothing, or a single jump. Its gradient is taken over one standard deviation of every input; "
+                "policy=bondgrad.policies.Fixed(step) sets another distance.",
+            )
+        elif self._trials > SETTINGS.settling and not any(v.jumps or v.dead for v in lately):
+            self._warn_of_noise(lately)
+
+    def _warn_of_noise(self, lately: list[HealthReport]) -> None:
+        now, signal = lately[-1], sum(v.signal for v in lately) / math.sqrt(len(lately))
+        size = f"{now.noise or now.rough:.2g}"
+        if signal < SETTINGS.signal and all(v.drowned > 1 for v in lately):
             self._say(
                 "silent",
-                "there is no signal in the gradient: differences are nothing but noise "
-                f"({now.noise or now.rough:.2g} on the outputs). The network before the box learns nothing; average "
-                "several readings, or give the box larger inputs.",
+                f"there is no signal in the gradient: differences are nothing but noise ({size} on the outputs), and "
+                "the network before the box learns nothing. Average readings (repeats=), or give the box larger "
+                "inputs.",
             )
-        elif "silent" not in self._said and all(v.drowned > SETTINGS.noisy_share and v.at_limit >= 0.5 for v in lately):
-            if all(v.alike for v in lately):
-                self._say(
-                    "drowned",
-                    f"the box's outputs are too rough or too coarse ({now.rough:.2g}) for its gradient: many signs are "
-                    "wrong, although the steps are as long as the spread of the inputs. Does it answer in few levels? "
-                    "Give it larger inputs, or wider limits.",
-                )
-            else:
-                self._say(
-                    "drowned",
-                    f"noise on the outputs ({now.noise or now.rough:.2g}) spoils many signs of the gradient, although "
-                    "the steps are as long as the spread of the inputs. Average several readings, give the box larger "
-                    "inputs, or wider limits.",
-                )
+        elif "silent" not in self._said and all(v.drowned > SETTINGS.noisy_share for v in lately):
+            coarse = all(v.alike for v in lately)
+            cause = "the box's outputs are too rough or coarse" if coarse else "the noise on the outputs is too large"
+            remedy = "G" if coarse else "Average readings (repeats=), or g"
+            self._say(
+                "drowned",
+                f"{cause} ({size}): many signs of the gradient are wrong, although the steps are the best that were "
+                f"found. {remedy}ive the box larger inputs, or wider limits.",
+            )
 
     def _say(self, kind: str, message: str) -> None:
         if kind not in self._said:

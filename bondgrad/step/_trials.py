@@ -8,9 +8,10 @@ from torch import Tensor
 
 from bondgrad.calling._inputs import seen_to_be_finite, with_typical_rows
 from bondgrad.errors import BoxError
+from bondgrad.measuring._first_step import StartingPoint, climb
 from bondgrad.measuring._spread import Spread
-from bondgrad.measuring._step_trial import StartingPoint, StepTrial, climb
-from bondgrad.policies import Batch, MeasuringPolicy, Policy, Steps
+from bondgrad.measuring._step_trial import StepTrial
+from bondgrad.policies import Batch, MeasuringPolicy, Policy, State, Steps
 from bondgrad.step._health import HealthReport, TrialResult, examine
 from bondgrad.step._neighbourhood import Neighbourhood
 from bondgrad.step._perturbations import perturbations
@@ -90,9 +91,10 @@ class TrialRows:
         self.answered = False  # whether the box gave any answer when a first step was looked for
         self.spread = Spread.of(batch.x, batch.sums, batch.rows)
         self.reach = self.spread.reach  # [d]
+        self.room: Tensor | None = None
         if box.low is not None and box.high is not None:
             room = (box.high - box.low)[: len(self.reach)] / 4  # where a step can be doubled, in most places
-            self.reach = torch.minimum(self.reach, room)
+            self.reach, self.room = torch.minimum(self.reach, room), 1.5 * room
 
     def starting_point(self) -> StartingPoint:
         """What a measuring policy needs to find its first step."""
@@ -107,7 +109,8 @@ class TrialRows:
             self.answered |= bool(torch.isfinite(measured).any())
             return measured
 
-        return StartingPoint(self.spread, self.reach, rows.noise(), slopes)
+        together = self.box.parts.estimator.together
+        return StartingPoint(self.spread, self.reach, rows.noise(), slopes, self.room, together)
 
     def trial(self, steps: Steps, slopes: Tensor | None = None) -> StepTrial:
         """Measure slopes at some rows with these steps, with half and with twice as long ones.
@@ -122,7 +125,8 @@ class TrialRows:
         step = size[0] if len(size) == 1 else size.square().mean(0).sqrt()
         repeated = rows.box.ask_again("trial") - rows.box.y
         differences, measured = self.box.parts.estimator.differences, torch.stack((half, once, twice))
-        return StepTrial(differences, self.reach, step, measured, sound & also_sound, repeated)
+        typical = torch.minimum(self.spread.typical, self.reach)
+        return StepTrial(differences, self.reach, typical, step, measured, sound & also_sound, repeated)
 
     def trial_at_first_step(self, batch: Batch) -> StepTrial:
         """A trial for a policy that does not measure, with steps at which slopes of the box agree."""
@@ -180,11 +184,12 @@ class RowSubset:
         return self.scaled(slopes), sound.view(self.x.shape)
 
 
-def result_of(trial: StepTrial, step: StepInputs, evaluations: int) -> TrialResult:
-    """What a trial found out, in the form in which the layer keeps it."""
+def result_of(trial: StepTrial, step: StepInputs, evaluations: int, state: State) -> TrialResult:
+    """What a trial found out, in the form in which the layer keeps it; `state` is that of the policy before it."""
     if not bool(trial.sound.any()):  # it did not answer
         return TrialResult(evaluations, None, step.schedule.noise)
-    report = examine(trial, step.y)
+    policy = step.parts.policy
+    report = examine(trial, step.y)._replace(jumps=isinstance(policy, MeasuringPolicy) and policy.jumps(state))
     seeded = step.parts.function.seed_position is not None
     return TrialResult(evaluations, report, measured_noise(report, step.schedule.noise, seeded))
 

@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 
+from bondgrad.measuring._first_step import StartingPoint, climb, most_slopes
 from bondgrad.measuring._spread import Spread
-from bondgrad.measuring._step_trial import Differences, StartingPoint, StepTrial, climb, most_slopes, noise_covariance
+from bondgrad.measuring._step_trial import Differences, StepTrial, noise_covariance
 
 
 def start(slopes, reach=(1.0,), noise=0.0, deviation=None):
@@ -72,7 +73,7 @@ def test_noise_of_a_trial_is_right_on_average_and_knows_no_bending(differences):
     noise = (ends[:, 0] - base) / span
     slopes = 3 + 5 * steps**differences.order + noise
     nothing = torch.zeros(r, d)
-    trial = StepTrial(differences, torch.ones(d), nothing + h, slopes, nothing == 0, nothing)
+    trial = StepTrial(differences, torch.ones(d), torch.ones(d), nothing + h, slopes, nothing == 0, nothing)
     expected = sigma**2 * differences.noise_gain / h**2
     assert trial.noise().mean() / expected == pytest.approx(1, abs=0.05)
     assert torch.allclose(torch.stack([*noise]).flatten(1).cov() / expected, noise_covariance(differences), atol=0.1)

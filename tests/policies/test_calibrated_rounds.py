@@ -23,7 +23,7 @@ def observation(state, slopes, rows=None, spread=1.0, sound=True):
     _, r, d = slopes.shape
     step, g = state["step"].double(), torch.zeros(r if rows is None else rows, d, dtype=torch.float64)
     spreads, sound = torch.full((d,), spread, dtype=torch.float64), torch.as_tensor(sound).expand(r, d)
-    trial = StepTrial(CENTRAL, spreads, step.expand(r, d), slopes, sound, torch.zeros(r, 1))
+    trial = StepTrial(CENTRAL, spreads, spreads, step.expand(r, d), slopes, sound, torch.zeros(r, 1))
     return Observation(g, g, Steps(step, step, step, step), CENTRAL, trial)
 
 
