@@ -142,7 +142,7 @@ class Check:
 def notes(verdict: Verdict, evidence: Evidence, obstacle: Obstacle, scale: Tensor) -> tuple[str, ...]:
     """Sentences on the box, each with what to do; scale [d] is the spread of every input."""
     found, stairs = [], obstacle.staircase
-    if stairs is not None and (verdict == "undecided" or not stairs.regular):
+    if stairs is not None and (verdict != "right" or not stairs.regular):
         kind, advice = "the box is piecewise constant", long_steps(scale)
         if stairs.regular:
             kind = "the outputs are rounded"
