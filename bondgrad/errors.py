@@ -143,6 +143,12 @@ def chosen(name: str, value: object, by_name: dict[str, Callable[[], T]], kind: 
     return value  # type: ignore[no-any-return]
 
 
+def counted(n: int, noun: str = "row") -> str:
+    """A number of things in words: "1 row", "2 rows"; "1 dependency", "2 dependencies"."""
+    several = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{n} {noun if n == 1 else several}"
+
+
 def shortened(text: str, most: int = 80) -> str:
     """The text, or its beginning where it is long."""
     return text if len(text) <= most else f"{text[:most]}..."

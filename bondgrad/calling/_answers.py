@@ -89,7 +89,8 @@ def _array(values: Sequence[Any]) -> np.ndarray:
         ) from None
     if array.dtype.kind not in "fiubc":
         odd = next((v for v in _leaves(plain) if not isinstance(v, (numbers.Number, np.generic))), None)
-        raise UnusableAnswer(f"must return numbers, got a {kind} with {shortened(repr(odd))} in it")
+        instead = ": return NaN where there is no number" if odd is None else ""
+        raise UnusableAnswer(f"must return numbers, got a {kind} with {shortened(repr(odd))} in it{instead}")
     return array
 
 
@@ -112,4 +113,4 @@ def _kind(answer: object) -> str:
             f"a {type(answer).__name__} with the keys {shortened(keys)}. Put its values side by side: write "
             "lambda x: np.stack([*fn(x).values()], axis=1), or in per_row lambda x: [*f(x).values()]"
         )
-    return type(answer).__name__
+    return "None, as of a function without return" if answer is None else type(answer).__name__

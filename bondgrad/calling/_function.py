@@ -264,13 +264,13 @@ class RowFunction:
             expected = f"[{', '.join(map(str, lead))}, {width or 'out_features'}]"
             dimension = "return [[y0], [y1], ...]" if was_list else "add a dimension: y[..., None]"
             hint = f" ({dimension})" if shape == lead else ""
+            if shape[:-1] == lead:  # the rows are right
+                hint = ". Its output width must not change, and must equal out_features or what follows from structure"
             by_column = shape[:1] != lead or (shape == lead and lead == [points.shape[1]])  # perhaps
             of_rows = self.time_features is None and not isinstance(self.fn, PerRow)
             also = f" {ONE_ROW}" if by_column and of_rows else ""
             raise self._error(
-                f"must return one row of outputs per {what} of inputs, {expected}, got shape {shape}{hint}. Its "
-                f"output width must not change, and must equal out_features or what follows from structure, if given."
-                f"{also}"
+                f"must return one row of outputs per {what} of inputs, {expected}, got shape {shape}{hint}.{also}"
             )
         self.out_features = shape[-1]
         self.rounding = torch.finfo(answer.dtype).eps if answer.dtype.is_floating_point else 0.0

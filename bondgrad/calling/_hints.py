@@ -1,6 +1,7 @@
 """What is said of an error that a box raised: how it was called, and how to call it otherwise."""
 
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -20,8 +21,9 @@ SAMPLE_WORDS = (
     "values to unpack",
     "must be real number, not",
 )
-# What numpy and torch say to x["name"].
+# What numpy and torch say to x["name"], and to x.get("name") and the like.
 NAME_WORDS = ("only integers, slices", "invalid data type 'str'", "too many indices for tensor")
+DICT_METHODS = re.compile("has no attribute '(get|items|keys|pop|update|values)'")
 NAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 SILENT = "it does not say why"  # in place of an empty message
 
@@ -41,7 +43,8 @@ def call_hint(fn: Callable[..., Any], error: BaseException, arguments: int, samp
         names = ["" if p.kind is p.POSITIONAL_ONLY else f"{p.name}=" for p in wanted] or ["a=", "b="]
         columns = ", ".join(name + column.format(i) for i, name in enumerate(names))
         return f"It is called as fn(x, *context) with all inputs in x: write lambda x: fn({columns})."
-    if isinstance(error, (TypeError, IndexError)) and any(words in str(error) for words in NAME_WORDS):
+    by_name = isinstance(error, (TypeError, IndexError)) and any(words in str(error) for words in NAME_WORDS)
+    if by_name or (isinstance(error, AttributeError) and DICT_METHODS.search(str(error))):
         columns = f"'a': {column.format(0)}, 'b': {column.format(1)}"
         return f"If it takes a dict, name the inputs: write lambda x: fn({{{columns}}})."
     return None

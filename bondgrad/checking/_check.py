@@ -48,7 +48,8 @@ def check(
         context: Further inputs of the box, one entry per row.
         limits: (low, high): no point outside is evaluated. None: those of the BlackBox, if it has any.
         tolerance: Relative error of an input's gradient that still counts as right.
-        budget: The most evaluations to spend: rows evaluated by the box, or by the function inside a BlackBox.
+        budget: The most evaluations to spend: rows evaluated by the box, or by the function inside a BlackBox. Those of
+            rows that are asked again, since they failed, may exceed it in the last request.
         seconds: The most time to spend, looked at between requests, which are made small enough for that. With little
             time fewer rows are tried, and the verdict may be "undecided". None: no limit.
         seed: The seed for gy, for the choice of rows, and for the steps.
@@ -61,8 +62,10 @@ def check(
     if not callable(box):
         raise TypeError(f"box must be callable, got {type(box).__name__}: give a BlackBox, a module or a function")
     check_rows(x)
-    if x.dtype.itemsize < 4 or not bool(torch.isfinite(x).all()):
-        raise ValueError(f"x must be finite and in float32 or float64, got {x.dtype}: leave out rows with NaN or inf")
+    if x.dtype.itemsize < 4:
+        raise ValueError(f"x must be in float32 or float64, got {x.dtype}: call x.float()")
+    if not bool(torch.isfinite(x).all()):
+        raise ValueError("x must be finite: leave out rows with NaN or infinite values")
     tolerance = positive_float("tolerance", tolerance)
     generator = torch.Generator("cpu").manual_seed(checked_seed(seed))
     bounds = getattr(box, "limits", None) if limits is None else Limits(limits, x.shape[1])
@@ -142,7 +145,7 @@ class GradientCheck:
         self.gradients = slopes.gradients(SETTINGS.gradients, generator)  # [copies, r, d]
         slopes.sampler.pace.stage = "slopes"
         self.samples = slopes.measure(slopes.best_steps(ladder, quotients), SETTINGS.copies, generator)
-        self.staircase = find_staircase(self.ladder, self.samples.rounding)
+        self.staircase = find_staircase(self.ladder, self.samples.rounding, slopes.levels)
         self.at_jump = torch.zeros_like(self.samples.step, dtype=torch.bool)  # [r, d] entries left out for jumps
         self.jump_error = 0.0  # largest relative error of an input before they were
         self.unconfirmed = False  # whether an error was not seen again for want of evaluations or of time
@@ -228,6 +231,7 @@ class GradientCheck:
             self.at_jump,
             self.jump_error,
             self.staircase,
+            not bool((self.losses - self.base[..., None, None]).nan_to_num(0).any()),
         )
 
     def more(self, shorter: Tensor) -> bool:

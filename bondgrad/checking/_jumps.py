@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from bondgrad.checking._levels import Levels
 from bondgrad.checking._slopes import LossSlopes
 
 
@@ -49,12 +50,13 @@ class Staircase(NamedTuple):
     regular: bool  # whether levels have equal distances, as those of rounded outputs
 
 
-def find_staircase(ladder: Ladder, deviation: Tensor) -> Staircase | None:
+def find_staircase(ladder: Ladder, deviation: Tensor, outputs: Levels) -> Staircase | None:
     """Whether moves of inputs change outputs by jumps only; None: it does not look like that.
 
     Args:
         ladder: The loss near the rows.
         deviation: [r, d] that of the loss by what is known of the rounding of outputs.
+        outputs: The levels of the outputs.
     """
     change = (ladder.losses - ladder.base[..., None, None]).abs().amax(3).nan_to_num(0)  # [r, d, rungs]
     size = ladder.losses.abs().nan_to_num(0).flatten(1).amax(1)[:, None, None]  # [r, 1, 1]
@@ -75,7 +77,10 @@ def find_staircase(ladder: Ladder, deviation: Tensor) -> Staircase | None:
         return None
     step = ladder.moves[..., 0].gather(2, (last + 1).clamp(max=rungs - 1)[..., None]).squeeze(2).abs()
     flat, levels = float(step[vanishes].median()), (jump / deviation)[vanishes].median()
-    return Staircase(flat, bool(levels < SETTINGS.levels)) if flat > SETTINGS.least_flat else None
+    if flat <= SETTINGS.least_flat:
+        return None
+    # A tree with few leaves has jumps as small as those of rounding, compared with its levels.
+    return Staircase(flat, bool(levels < SETTINGS.levels) and outputs.even())
 
 
 def explained_by_jumps(

@@ -24,6 +24,7 @@ class Obstacle(NamedTuple):
     at_jump: Tensor | None = None  # [r, d] bool: entries that were left out since the box jumps nearby
     jump_error: float = 0.0  # the largest relative error of an input before they were left out
     staircase: Staircase | None = None  # what is known of a box that is piecewise constant
+    unmoved: bool = False  # whether no move of any length changed the loss
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +81,8 @@ class Check:
 
     def __str__(self) -> str:
         first = {"right": self._right, "wrong": lambda: "wrong", "undecided": self._undecided}[self.verdict]()
-        without_slopes = self.obstacle.staircase is not None and not self.obstacle.staircase.regular
+        stairs = self.obstacle.staircase
+        without_slopes = (stairs is not None and not stairs.regular) or (self.obstacle.unmoved and not self.problems)
         faint = () if without_slopes else weak(self.factor, self.visible)
         last = f"{'' if without_slopes else self._precision()}{self.evaluations} evaluations"
         return "\n  ".join((first, *self.problems, *faint, *self.notes, last))
@@ -96,6 +98,10 @@ class Check:
             return "undecided: the box has no slope that a gradient could be compared with"
         if self.evaluations == 0 or (self.obstacle.late and bool(self.visible.isinf().all())):
             return "undecided: the time was over before the first slopes were known. Give more seconds"
+        if self.obstacle.unmoved:
+            return (
+                "undecided: no output changes when inputs are moved by as much as they vary. Give rows that vary more"
+            )
         more = "more seconds, or a larger tolerance" if self.obstacle.late else "a larger budget or tolerance"
         more = "a larger tolerance" if self.obstacle.staircase is not None else more
         hidden = f"by {self.obstacle.hidden_by}"
@@ -113,8 +119,10 @@ class Check:
         )
 
     def _precision(self) -> str:
-        """How errors depend on the step, and how well factors are known."""
+        """How errors depend on the step, and how well factors are known; nothing, where nothing was measured."""
         seen, rates = ~self.factor.isnan(), self.rate[~self.rate.isnan()]
+        if len(rates) == 0 and not bool(seen.any()) and bool(self.visible.isinf().all()):
+            return ""
         rate = rates.min() if self.verdict == "wrong" and len(rates) else rates.median()  # NaN, where there is none
         remainder = "noise at every step t" if rate.isnan() else f"t^{float(rate):.1f}"
         known = f"factors known to {percent(float(self.standard_error[seen].max()))}; " if bool(seen.any()) else ""
@@ -134,7 +142,7 @@ class Check:
 def notes(verdict: Verdict, evidence: Evidence, obstacle: Obstacle, scale: Tensor) -> tuple[str, ...]:
     """Sentences on the box, each with what to do; scale [d] is the spread of every input."""
     found, stairs = [], obstacle.staircase
-    if stairs is not None and (verdict == "undecided" or not stairs.regular):
+    if stairs is not None and (verdict != "right" or not stairs.regular):
         kind, advice = "the box is piecewise constant", long_steps(scale)
         if stairs.regular:
             kind = "the outputs are rounded"
@@ -160,8 +168,8 @@ def notes(verdict: Verdict, evidence: Evidence, obstacle: Obstacle, scale: Tenso
     if verdict == "wrong" and obstacle.noisy_layer and bool(((factors - 1).abs() < 0.5).all()):  # false for NaN
         found.append(
             "the outputs are noisy, so the layer takes long steps, and over those a gradient is too small or too large "
-            "by an error that leaves most signs right. Average several readings to have shorter steps, or give a "
-            "larger tolerance to accept it"
+            "by an error that leaves most signs right. Average several readings, repeats=, to have shorter steps, or "
+            "give a larger tolerance to accept it"
         )
     return tuple(found)
 

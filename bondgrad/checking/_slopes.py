@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from bondgrad.calling._inputs import Limits
+from bondgrad.checking._levels import Levels
 from bondgrad.checking._sampler import GradientSampler
 from bondgrad.measuring._moves import one_input_moved
 from bondgrad.measuring._rounding import OutputRounding
@@ -90,6 +91,7 @@ class LossSlopes:
 
     def __post_init__(self) -> None:
         self._rounding = OutputRounding(self.gy, self.x.shape[1])
+        self.levels = Levels()
         low, high = self.limits.like(self.x)
         room = torch.minimum(high - self.x, self.x - low).double()
         self.longest = (room / self.scale).clamp(max=1)  # [r, d] the longest step within the limits
@@ -121,6 +123,7 @@ class LossSlopes:
             y = self._outputs(one_input_moved(self.x, inputs, values))  # [r, k, n·2, d_out]
             y = y.view(*ends[:, inputs].shape, -1)
             self._rounding.observe(inputs, y)
+            self.levels.observe(y)
             losses.append((y.double() * self.gy[:, None, None, None]).sum(4))
         return (ends.double() - here.double()) / scale, torch.cat(losses, 1)
 

@@ -64,8 +64,11 @@ def answered(n: int, calls: list[Call]) -> Tensor | None:
 
 def nothing(request: Request) -> Tensor:
     """The outputs [N, d_out] of a request to which none came; d_out is zero, if it is not known."""
-    width, points = getattr(request.function, "out_features", None) or 0, request.points
-    dtype = torch.promote_types(getattr(request.function, "dtype", points.dtype), points.dtype)
+    function, points = request.function, request.points
+    width, time_features = getattr(function, "out_features", None) or 0, getattr(function, "time_features", None)
+    if time_features is not None:  # of sequences, it is the width of a time step
+        width *= points.shape[1] // time_features
+    dtype = torch.promote_types(getattr(function, "dtype", points.dtype), points.dtype)
     return points.new_full((points.shape[0], width), math.nan, dtype=dtype)
 
 

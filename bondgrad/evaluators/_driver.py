@@ -191,8 +191,8 @@ class Driver:
             return self._mean_outcome(request, readings)
         if len(kept) == 0 and request.purpose == "base":
             raise BoxError(
-                f"x must be finite to be sent to a box with limits or a resolution, but none of its {n} rows is "
-                f"(NaN or infinite). {NOT_FINITE_REMEDY}"
+                f"x must be finite to be sent to a box with limits or a resolution, but none of its {n} rows is: they "
+                f"all have NaN or infinite entries. {NOT_FINITE_REMEDY}"
             )
         if request.whole:
             raise BoxError(
@@ -287,7 +287,8 @@ class Driver:
             error.add_note(f"None of {len(ok)} rows got an output in {search.attempts} attempts.")
             raise error
         if error is not None:
-            self.record.tell(error, asked, int((~ok).sum()), search.single_rows_work)
+            again = asked if search.attempts > 1 else 0
+            self.record.tell(error, again, int((~ok).sum()), search.single_rows_work)
         return Outcome(y, None if bool(ok.all()) else ok.to(y.device))
 
     def _halve(self, error: Exception) -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bondgrad.errors import kind_of
+from bondgrad.errors import counted, kind_of
 from bondgrad.evaluators._evaluator import NOT_MADE, RECORDED, Call
 
 LATENCIES = 1000  # of the last calls of a worker, from which quantiles are computed
@@ -85,18 +85,20 @@ class CallRecord:
 
         Args:
             error: The first error of a request.
-            rows: How many rows of the request were asked again.
-            lost: How many of them remained without an output.
+            rows: How many rows of the request were asked again; zero where the evaluator has no retries.
+            lost: How many rows remained without an output.
             alone: Whether they got one when they were asked one by one.
         """
         kind = kind_of(error)
         if kind not in self._told:
             self._told.add(kind)
             hint = " If the box takes one row at a time, give the evaluator max_rows=1." if alone else ""
+            were = "was" if rows == 1 else "were"
+            again = f"{counted(rows)} {were} asked again, and {lost} remained without an output"
+            what = again if rows > 0 else f"{counted(lost)} got no output"
             warnings.warn(
-                f"{rows} rows were asked again, and {lost} remained without an output, since {error} Further errors of "
-                "this kind are counted in box.stats.errors. retries= of the evaluator says how often rows are asked "
-                f"again.{hint}",
+                f"{what}, since {error} Further errors of this kind are counted in box.stats.errors. retries= of the "
+                f"evaluator says how often rows are asked again.{hint}",
                 stacklevel=4,
             )
 

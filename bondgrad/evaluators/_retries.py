@@ -61,14 +61,14 @@ class RetrySearch:
         self._recorded = any(call.worker == RECORDED for call in answer.calls)
         if errors and self.first_error is None:
             self.first_error, self._first_failure = errors[0].error, errors[0].rows
-        if answer.y.shape[1] == 0:  # its width is not known
+        came = torch.ones(len(self._rows), dtype=torch.bool) if answer.ok is None else answer.ok.cpu()
+        if answer.y.shape[1] == 0 or not bool(came.any()):  # its width may not be known
             return
         if answer.y.shape[1] != self.y.shape[1]:  # nothing came before
             self.y = answer.y.new_full((self.y.shape[0], answer.y.shape[1]), math.nan)
         elif answer.y.dtype != self.y.dtype:
             self.y = self.y.to(torch.promote_types(self.y.dtype, answer.y.dtype))
-        came = torch.ones(len(self._rows), dtype=torch.bool) if answer.ok is None else answer.ok.cpu()
-        self.answered |= bool(came.any())
+        self.answered = True
         ok = torch.isfinite(answer.y).all(1).cpu() & came
         before, now = (self._by_unit(t).sum(1) for t in (self.ok[self._rows], ok))
         better = (now >= before) & self._by_unit(came).any(1)  # nothing takes no place

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
-from bondgrad.errors import BoxError, RequestCancelled, is_mistake, is_out_of_memory
+from bondgrad.errors import BoxError, RequestCancelled, counted, is_mistake, is_out_of_memory
 from bondgrad.evaluators._calls import answered, nothing
 from bondgrad.evaluators._evaluator import NOT_MADE, Answer, Call, Request
 from bondgrad.evaluators._tasks import FatalError, divide, part_of
@@ -155,7 +155,7 @@ class Run:
         rows, duration, number = task.rows.stop - task.rows.start, time.time() - task.start, task.worker.number
         if isinstance(error, TimeoutError):
             failed = BoxError(
-                f"worker {number} did not answer {rows} rows within timeout={self.pool.timeout:g} s a row. Give a "
+                f"worker {number} did not answer {counted(rows)} within timeout={self.pool.timeout:g} s a row. Give a "
                 "longer timeout=, if the box needs it."
             )
         else:

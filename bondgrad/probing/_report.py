@@ -5,6 +5,7 @@ import math
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from bondgrad.errors import counted
 from bondgrad.policies import Calibrated
 from bondgrad.probing._advice import Advice
 from bondgrad.probing._differences import Smoothness, StepLadder, measure_smoothness, measure_steps
@@ -187,7 +188,8 @@ class Report(Findings):
     def about(self) -> str:
         """A line on the size of the box and of the probe."""
         spent = f"{self.evaluations:,} evaluations in {self.calls:,} calls, {duration(self.seconds)}"
-        return f"{self.in_features} inputs ({self.dtype}) to {self.out_features} outputs, {self.sample}; {spent}."
+        inputs, outputs = counted(self.in_features, "input"), counted(self.out_features, "output")
+        return f"{inputs} ({self.dtype}) to {outputs}, {self.sample}; {spent}."
 
     def cost(self, batch: int = DEFAULT_BATCH, steps: int = DEFAULT_STEPS) -> dict[str, Cost]:
         """The predicted cost of training, by estimator: evaluations and seconds per step, hours in all."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bondgrad.calling._function import RowFunction
 from bondgrad.calling._inputs import NOT_FINITE_REMEDY
-from bondgrad.errors import BoxError
+from bondgrad.errors import BoxError, counted
 from bondgrad.evaluators import WorkerStats
 from bondgrad.evaluators._record import CallRecord
 from bondgrad.policies import Steps
@@ -20,8 +20,7 @@ from bondgrad.step._health import HealthReport
 from bondgrad.torch_support import _device as device
 
 NOT_SENT = (
-    "x is not finite (NaN or infinite) in {rows} rows, which were not sent to the box, since it has limits or a "
-    "resolution"
+    "x is not finite (NaN or infinite) in {rows}, which {were} not sent to the box, since it has limits or a resolution"
 )
 
 
@@ -104,11 +103,11 @@ class Trace:
             not_sent: How many of them were not sent to the box, since x is not finite there.
         """
         if raises and not_sent > 0:
-            raise BoxError(f"{NOT_SENT.format(rows=not_sent)}. {NOT_FINITE_REMEDY}")
+            raise BoxError(f"{_not_sent(not_sent)}. {NOT_FINITE_REMEDY}")
         if raises and count > 0:
             raise BoxError(
-                f"{int(count)} rows got no finite output. Give limits= within which the box answers, or "
-                "on_failure='degrade' to go on without them."
+                f"{counted(int(count))} got no finite output. Give limits= within which the box answers, the evaluator "
+                "more retries=, or on_failure='degrade' to go on without them."
             )
         if count.device not in self._failures:
             self._failures[count.device] = torch.zeros_like(count)
@@ -161,7 +160,7 @@ class Trace:
         if rows > 0 and not self._warned_of_x:
             self._warned_of_x = True
             warnings.warn(
-                f"{NOT_SENT.format(rows=rows)}: in training such a row has the mean of the outputs and no gradient, in "
+                f"{_not_sent(rows)}: in training such a row has the mean of the outputs and no gradient, in "
                 f"evaluation NaN. box.stats.failures counts them. {NOT_FINITE_REMEDY}",
                 stacklevel=4,
             )
@@ -170,8 +169,12 @@ class Trace:
         if failures > 0 and not self._warned:
             self._warned = True
             warnings.warn(
-                f"{failures} rows got no finite output: the gradient goes on without them, and a row of the forward "
-                "pass has the mean of the outputs in training, and NaN in evaluation. box.stats.failures counts them. "
-                "Give limits= within which the box answers, or the evaluator more retries=.",
+                f"{counted(failures)} got no finite output: the gradient does without, and a row of the forward pass "
+                "has the mean of the outputs in training, and NaN in evaluation. box.stats.failures counts them. Give "
+                "limits= within which the box answers, or the evaluator more retries=.",
                 stacklevel=4,
             )
+
+
+def _not_sent(rows: int) -> str:
+    return NOT_SENT.format(rows=counted(rows), were="was" if rows == 1 else "were")

@@ -38,7 +38,10 @@ def test_whole_numbers_and_truth_values_are_numbers():
         (lambda x: [[1.0], [1.0, 2.0], [1.0], [1.0]], "equally many .* got a list of different lengths, of 1 to 2"),
         (lambda x: [[[1.0], [1.0, 2.0]]] * 4, "equally many numbers for every row, got a list of different lengths"),
         (lambda x: [1.0] * 4, r"got shape \[4\] \(return \[\[y0\], \[y1\], ...\]\)"),
-        (lambda x: [[None]] * 4, "must return numbers, got a list with None in it"),
+        (
+            lambda x: [[None]] * 4,
+            "must return numbers, got a list with None in it: return NaN where there is no number.$",
+        ),
         (lambda x: (("on",),) * 4, "must return numbers, got a tuple with 'on' in it"),
         (lambda x: [[1j]] * 4, "complex numbers; return real and imaginary parts"),
         (lambda x: [torch.ones(4), torch.ones(4)], r"a list of 2 arrays, the first of shape \[4\]: return np.stack"),
@@ -48,10 +51,10 @@ def test_whole_numbers_and_truth_values_are_numbers():
             r"the keys 'p', 'q'.*write lambda x: np.stack\(\[\*fn\(x\).values\(\)\], axis=1\)",
         ),
         (lambda x: 1.0, "a list of numbers, got float. .*give it as bondgrad.per_row"),
-        (lambda x: None, "a list of numbers, got NoneType.$"),
+        (lambda x: None, "a list of numbers, got None, as of a function without return.$"),
         (lambda x: np.array([["a"]] * 4), "got an array of <U1"),
         (lambda x: x.sum(0), r"got shape \[3\].*give it as bondgrad.per_row"),
-        (lambda x: x[:, 0], r"\(add a dimension: y\[..., None\]\).*if given.$"),
+        (lambda x: x[:, 0], r"\(add a dimension: y\[..., None\]\)\.$"),
     ],
 )
 def test_what_is_refused_and_what_to_return_instead(answer, says):

@@ -166,9 +166,9 @@ def test_an_error_says_what_the_function_was_given(fn, settings, shape, hint):
     [
         (lambda x: x[:3], {}, "row of inputs, [4, out_features], got shape [3, 3]. "),
         (lambda x: x[:, :0], {}, "row of inputs, [4, out_features], got shape [4, 0]. "),
-        (lambda x: x[:, 0], {}, "row of inputs, [4, out_features], got shape [4] (add a dimension: y[..., None]). "),
+        (lambda x: x[:, 0], {}, "row of inputs, [4, out_features], got shape [4] (add a dimension: y[..., None])."),
         (lambda x: x, {"out_features": 2}, "row of inputs, [4, 2], got shape [4, 3]. "),
-        (lambda x: x[:, :1], {"time_features": 1}, "time step of inputs, [4, 3, out_features], got shape [4, 1, 1]. "),
+        (lambda x: x[:, :1], {"time_features": 1}, "time step of inputs, [4, 3, out_features], got shape [4, 1, 1]."),
         (lambda x: x[:, :, 0], {"time_features": 1}, "[4, 3, out_features], got shape [4, 3] (add a dimension"),
     ],
 )

@@ -29,6 +29,14 @@ def any_keywords(**columns):
     return columns["volts"]
 
 
+def by_get(x: np.ndarray):
+    return x.get("volts")
+
+
+def by_items(x: torch.Tensor):
+    return sum(value for _, value in x.items())
+
+
 def by_name(x: np.ndarray):
     return x["volts"]
 
@@ -40,6 +48,8 @@ def by_name(x: np.ndarray):
         (by_position, "lambda x: fn(a=x[:, 0], b=x[:, 1], c=x[:, 2])."),
         (positional_only, "lambda x: fn(x[:, 0], x[:, 1])."),
         (any_keywords, "lambda x: fn(a=x[:, 0], b=x[:, 1])."),
+        (by_get, "lambda x: fn({'a': x[:, 0], 'b': x[:, 1]})."),
+        (by_items, "lambda x: fn({'a': x[:, 0], 'b': x[:, 1]})."),
         (by_name, "lambda x: fn({'a': x[:, 0], 'b': x[:, 1]})."),
     ],
 )

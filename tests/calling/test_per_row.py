@@ -158,7 +158,7 @@ def test_kinds_of_outputs(f):
         ),
         (lambda x: {"a": x[0], "b": 1}, r"a dict with the keys 'a', 'b'.*in per_row lambda x: \[\*f\(x\).values\(\)\]"),
         (lambda x: "1", r"got str \(for row 0\)"),
-        (lambda x: None, "got NoneType"),
+        (lambda x: None, "got None, as of a function without return"),
         (lambda x: [x, x], "got a list of 2 arrays"),
         (lambda x: x[None], r"row of inputs, \[6, out_features\], got shape \[6, 1, 3\]"),
         (lambda x: 1j, "complex"),

@@ -52,6 +52,7 @@ def test_a_black_box_keeps_to_the_time(monkeypatch):
 def test_too_little_time_says_so(monkeypatch):
     found = check(Clock(monkeypatch).slow(1.0), rows(3), seconds=2.0)
     assert str(found).startswith("undecided: the time was over before the first slopes were known. Give more seconds")
+    assert "Taylor" not in str(found)  # nothing is known of it
     assert found.factor.isnan().all()
     assert found.problems == ()
 

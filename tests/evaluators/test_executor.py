@@ -149,7 +149,7 @@ def test_outputs_keep_their_precision_where_other_rows_fail(threads, tmp_path):
     driver, function = Driver(Executor(threads, n=1, max_rows=1)), RowFunction(box, None)
     assert torch.equal(driver.ask(function, X).y, X.double().sin())
     marker.touch()
-    with pytest.warns(UserWarning, match="1 rows were asked again, and 0 remained without an output"):
+    with pytest.warns(UserWarning, match="1 row was asked again, and 0 remained without an output"):
         outcome = driver.ask(function, X)
     assert torch.equal(outcome.y, X.double().sin())
 

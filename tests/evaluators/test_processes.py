@@ -171,7 +171,7 @@ def test_a_box_that_hangs_is_ended_and_costs_its_own_rows():
     points[4, 0] = 2.0
     with Processes(2, max_rows=1, timeout=0.5, retries=0) as evaluator:
         driver = Driver(evaluator)
-        with pytest.warns(UserWarning, match="did not answer 1 rows within"):
+        with pytest.warns(UserWarning, match="did not answer 1 row within"):
             y, ok = driver.ask(RowFunction(hangs_above(1), None), points)
         assert torch.equal(y[ok], points[ok].sin())
         assert torch.equal(
@@ -186,7 +186,7 @@ def test_a_process_that_dies_costs_its_task_which_is_asked_again(tmp_path):
     points[4, 0] = 2.0
     with Processes(2, max_rows=1) as evaluator:
         driver = Driver(evaluator)
-        with pytest.warns(UserWarning, match="1 rows were asked again, and 0 remained without an output.*ended while"):
+        with pytest.warns(UserWarning, match="1 row was asked again, and 0 remained without an output.*ended while"):
             y, ok = driver.ask(RowFunction(DiesOnce(tmp_path / "died"), None), points)
     assert ok is None
     assert torch.equal(y, points.sin())

@@ -63,7 +63,7 @@ def test_gradients_are_those_of_local(shared):
 def test_rows_that_raise_are_asked_again_and_told(shared):
     points = X.clone()
     points[2] = 3.0
-    with pytest.warns(UserWarning, match=r"1 rows were asked again, and 1 remained without.*overvoltage"):
+    with pytest.warns(UserWarning, match=r"1 row was asked again, and 1 remained without.*overvoltage"):
         outcome = ask(shared, sine(2.0), points)
     assert outcome.ok.tolist() == [True, True, False, True]
     assert torch.equal(outcome.y[:2], X[:2].sin())
@@ -108,7 +108,7 @@ def test_a_factory_is_given_numbers_and_an_actor_that_hangs_is_replaced(cluster,
     with Ray(2, factory, max_rows=1, timeout=1.0) as evaluator:
         assert evaluator.spares == 0
         layer = BlackBox(None, 3, evaluator=evaluator)
-        with pytest.warns(UserWarning, match=r"worker 1 did not answer 1 rows within"):
+        with pytest.warns(UserWarning, match=r"worker 1 did not answer 1 row within"):
             eventually(lambda: torch.isfinite(layer(torch.zeros(8, 3))).all() and marker.exists())
         eventually(lambda: 100.0 in layer(torch.zeros(8, 3)))  # worker 1 is back
     eventually(lambda: live_actors() == before)

@@ -288,7 +288,7 @@ def test_errors_are_counted_by_kind_and_told_once_of_each():
 def test_the_statistics_of_a_layer_have_errors_and_retries():
     fn = Faulty(3)
     layer = BlackBox(fn, 1)
-    again, lost = "4 rows were asked again, and 1 remained", "1 rows got no finite output"
+    again, lost = "4 rows were asked again, and 1 remained", "1 row got no finite output"
     with pytest.warns(UserWarning, match=lost), pytest.warns(UserWarning, match=again):
         layer(numbers(4))
     stats = layer.stats
@@ -316,3 +316,18 @@ def test_a_box_of_one_row_at_a_time_is_told_by_its_failures():
         y, ok = Driver(Local()).ask(RowFunction(fn, None), torch.ones(5, 2))
     assert ok is None
     assert torch.equal(y, torch.ones(5, 2).sin())
+
+
+@pytest.mark.parametrize(
+    ("bad", "retries", "told"),
+    [
+        ((1,), 1, "^1 row was asked again, and 1 remained without an output, since"),
+        ((1, 2), 1, "^2 rows were asked again, and 2 remained without an output, since"),
+        ((1,), 0, "^1 row got no output, since"),
+        ((1, 2), 0, "^2 rows got no output, since"),
+    ],
+)
+def test_what_is_said_of_rows_without_an_output(bad, retries, told):
+    driver = Driver(Local(retries=retries, max_rows=1))
+    with pytest.warns(UserWarning, match=told):
+        driver.ask(RowFunction(Faulty(*bad), None), numbers(4))

@@ -121,7 +121,7 @@ def test_a_row_that_hangs_is_given_up_and_the_thread_replaced():
     points[3, 0] = 2.0
     with Threads(2, max_rows=1, timeout=0.05, retries=0) as evaluator:
         driver = Driver(evaluator)
-        with pytest.warns(UserWarning, match="did not answer 1 rows within"):
+        with pytest.warns(UserWarning, match="did not answer 1 row within"):
             y, ok = driver.ask(RowFunction(hangs_above(1), None), points)
         assert evaluator.abandoned == 1
     assert ok.tolist() == [row != 3 for row in range(8)]

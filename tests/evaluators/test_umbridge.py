@@ -110,7 +110,7 @@ def test_several_servers_take_turns(servers, tmp_path):
 def test_a_row_that_raises_on_the_server_is_left_out(servers):
     points = X.clone()
     points[2, 1] = 6.0
-    with pytest.warns(UserWarning, match=r"1 rows were asked again, and 1 remained without an output.* see its log"):
+    with pytest.warns(UserWarning, match=r"1 row was asked again, and 1 remained without an output.* see its log"):
         outcome = ask(UMBridge(servers[0].url, "forward", parallel=2), points)
     assert outcome.ok.tolist() == [True, True, False, True]
 

@@ -3,7 +3,9 @@
 import math
 
 import pytest
+import torch
 
+from bondgrad import probe
 from bondgrad.probing import Report
 from bondgrad.probing._differences import Smoothness, StepLadder
 from bondgrad.probing._influences import History, RowCoupling
@@ -267,3 +269,8 @@ def test_cost_by_groups_and_without_speed():
     costs = report(dependence=Dependence(2, 4, 0.5, (2, 2), [])).cost(batch=100)
     assert [costs[name].evaluations for name in ("central", "forward", "simultaneous")] == [516, 308, 308]
     assert (costs["central"].seconds, costs["central"].hours, costs["central"].extrapolated) == (None, None, False)
+
+
+def test_one_input_is_one_input():
+    report = probe(lambda x: x.sum(1, keepdim=True), torch.randn(20, 1), budget=200)
+    assert "1 input (float32) to 1 output, 20 rows given" in str(report)

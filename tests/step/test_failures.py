@@ -1,7 +1,9 @@
 """Values that are not finite cost accuracy, never the run."""
 
+import contextlib
 import copy
 import math
+import random
 import warnings
 
 import pytest
@@ -11,6 +13,7 @@ from torch import nn
 from bondgrad import BlackBox, BoxError, Forward, Simultaneous
 from bondgrad.evaluators import Local
 from bondgrad.policies import Bond, Fixed, Gaussian
+from bondgrad.structure import Sequence
 from tests.helpers import gradient, root, same_state
 
 
@@ -19,7 +22,7 @@ def test_a_failed_evaluation_costs_its_own_entry_only(estimator):
     layer = BlackBox(root, 2, estimator=estimator, policy=Fixed(0.01), seed=0)
     x = torch.tensor([[1.0, 2.0], [0.005, 3.0], [-1.0, 1.0], [math.nan, 1.0], [4.0, 5.0]])
     gy = torch.ones(5, 2)
-    with pytest.warns(UserWarning, match="rows got no finite output"):
+    with pytest.warns(UserWarning, match="rows? got no finite output"):
         g = gradient(layer, x, gy)
     assert torch.isfinite(g).all()
     assert layer.stats.failures > 0
@@ -61,7 +64,7 @@ def test_a_direction_that_fails_costs_nothing_but_itself():
 def test_on_failure_raise():
     layer = BlackBox(root, 1, policy=Fixed(0.01), on_failure="raise", seed=0)
     before = copy.deepcopy(layer.state_dict())
-    with pytest.raises(BoxError, match=r"1 rows got no finite output\. Give limits="):
+    with pytest.raises(BoxError, match=r"1 row got no finite output\. Give limits="):
         gradient(layer, torch.tensor([[0.005]]), torch.ones(1, 1))
     assert same_state(layer.state_dict(), before, but=["progress"])
     assert layer.progress.steps == 0
@@ -183,3 +186,39 @@ def test_a_box_that_most_rows_leave_is_warned_of_again(above, said):
         warnings.simplefilter("error")
         for _ in range(30):
             layer.eval()(x)  # what happens in evaluation is no training that goes wrong
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("estimator", ["central", Forward(), Simultaneous(4)])
+@pytest.mark.parametrize("structure", [Sequence(2), Sequence("auto")])
+def test_sequences_through_a_box_whose_calls_fail(estimator, structure):
+    draws = random.Random(0)
+
+    def flaky(x):  # [N, T, 3] -> [N, T, 3]
+        if draws.random() < 0.2:
+            raise OSError("the line is dead")
+        y = torch.sin(x) + 0.5 * nn.functional.pad(x[:, :-1], (0, 0, 1, 0))
+        return y.masked_fill(torch.tensor([draws.random() < 0.2 for _ in x])[:, None, None], math.nan)
+
+    layer = BlackBox(flaky, 3, estimator=estimator, structure=structure, seed=0)
+    for _ in range(15):
+        x = torch.randn(4, 5, 3)
+        with contextlib.suppress(BoxError):  # nothing was answered at all
+            assert torch.isfinite(gradient(layer, x, torch.randn(4, 5, 3))).all()
+    assert layer.stats.errors["OSError"] > 0
+
+
+def test_an_attempt_without_any_output_leaves_what_came_before():
+    calls = []
+
+    def fn(x):  # [N, 5, 1] -> [N, 5, 1]
+        calls.append(len(x))
+        if len(calls) in (2, 3):
+            raise OSError("the line is dead")
+        return torch.sin(x).masked_fill((torch.arange(len(x)) == 1)[:, None, None] & (len(calls) == 1), math.nan)
+
+    layer, x = BlackBox(fn, 1, structure=Sequence(2), evaluator=Local(retries=5)), torch.randn(4, 5, 1)
+    with pytest.warns(UserWarning, match="asked again"):
+        y = layer(x)
+    assert torch.equal(y, torch.sin(x))
+    assert bool(layer.last_ok.all())

@@ -14,7 +14,7 @@ from bondgrad.step._substitutes import MEAN_BATCHES, MEAN_STEPS, learn_mean, wit
 from bondgrad.structure import Sequence
 from tests.helpers import close, gradient, root, same_state
 
-TOLD = "rows got no finite output"
+TOLD = "rows? got no finite output"
 
 
 class Fragile:

@@ -212,7 +212,7 @@ def test_rows_with_nan_are_the_same_rows(reentrant):
     model = make_model("cpu")
     x = torch.randn(6, 3)
     x[2, 1] = torch.nan
-    with pytest.warns(UserWarning, match="1 rows got no finite output"):
+    with pytest.warns(UserWarning, match="1 row got no finite output"):
         checkpoint(model, x.requires_grad_(), use_reentrant=reentrant).sum().backward()
     assert model[2].stats.calls == 1 + 2 + 1  # the batch, its third row twice again, and the gradient of the others
     assert len(model[2].answers) == 0

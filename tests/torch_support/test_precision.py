@@ -139,7 +139,7 @@ def test_where_a_look_is_not_free_the_warning_waits_for_stats(monkeypatch):
     look_is_costly(monkeypatch)
     layer = BlackBox(torch.sqrt, 1, policy=Fixed(0.01))
     gradient(layer, torch.tensor([[0.005]]), torch.ones(1, 1))
-    with pytest.warns(UserWarning, match="1 rows got no finite output"):
+    with pytest.warns(UserWarning, match="1 row got no finite output"):
         assert layer.stats.failures == 1
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from bondgrad.errors import counted
 from bondgrad.structure._structure import Dense, Pattern, Sequence, Structure, as_pattern
 from bondgrad.structure.discovery._dependencies import find_dependencies
 from bondgrad.structure.discovery._memory_length import memory_length, response
@@ -48,10 +49,11 @@ class AutoPattern:
             found = find_dependencies(batch, generator)
             if found.answered < SETTINGS.least_answered:
                 return known
-            if idle := _listed(~found.depends.any(0)):
+            idle = ~found.depends.any(0)  # [d]
+            if bool(idle.any()):
                 warnings.warn(
-                    f"a BlackBox with structure='auto' saw no output react to the inputs {idle}: they get no gradient "
-                    "until one does. If they should, give structure= or structure='dense'.",
+                    f"a BlackBox with structure='auto' saw no output react to {_named(idle, 'input')}: no gradient "
+                    "goes there until one does. If one should now, give structure= or structure='dense'.",
                     stacklevel=2,
                 )
             noise = torch.zeros_like(found.noise) if found.deterministic else found.noise
@@ -62,19 +64,20 @@ class AutoPattern:
         if not bool(missing.any()):
             return known | {"noise": noise.cpu()}
         warnings.warn(
-            f"a BlackBox with structure='auto' found {int(missing.sum())} dependencies that its pattern did not have, "
-            f"of the outputs {_listed(missing.any(1))} on the inputs {_listed(missing.any(0))}. They were added, and "
-            "training goes on; gradients since they appeared may have been wrong. If this comes again and again, use "
-            "structure='dense'.",
+            f"a BlackBox with structure='auto' found {counted(int(missing.sum()), 'dependency')} that its pattern did "
+            f"not have, of {_named(missing.any(1), 'output')} on {_named(missing.any(0), 'input')}. The pattern has "
+            "been completed, and training goes on; gradients of late may have been wrong. If this comes again and "
+            "again, use structure='dense'.",
             stacklevel=2,
         )
         return {"depends": (depends | missing).cpu(), "noise": noise.cpu()}
 
 
-def _listed(which: Tensor) -> str:
-    """The indices of the first eight True entries of a tensor [n], as text; "..." stands for more."""
+def _named(which: Tensor, noun: str) -> str:
+    """The first eight True entries of a tensor [n], as text: "output 3", "the outputs 1, 2"; "..." stands for more."""
     numbers = which.nonzero().squeeze(1).tolist()
-    return ", ".join([*map(str, numbers[:8]), *["..."] * (len(numbers) > 8)])
+    listed = ", ".join([*map(str, numbers[:8]), *["..."] * (len(numbers) > 8)])
+    return f"{noun} {listed}" if len(numbers) == 1 else f"the {noun}s {listed}"
 
 
 class AutoHorizon:

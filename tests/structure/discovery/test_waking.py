@@ -18,7 +18,7 @@ def test_health_says_how_many_dependencies_woke():
     gradient(layer, x, gy)
     assert layer.stats.health.woken == 0
     box.awake = True
-    with pytest.warns(UserWarning, match="found 1 dependencies"):
+    with pytest.warns(UserWarning, match="found 1 dependency"):
         train_until(lambda: layer.structure.depends[7, 2], layer, x, gy)
     assert layer.stats.health.woken == 1
     saved = BlackBox(box, 10, structure="auto", seed=1)
@@ -131,6 +131,6 @@ def test_noise_that_a_seed_cancels_hides_no_dependency():
     for _ in range(20):
         gradient(layer, x, gy)
     awake[0] = True
-    with pytest.warns(UserWarning, match="of the outputs 3 on the inputs 5"):
+    with pytest.warns(UserWarning, match="of output 3 on input 5"):
         train_until(lambda: layer.structure.depends[3, 5], layer, x, gy)
     assert layer.structure.depends.sum() == 9

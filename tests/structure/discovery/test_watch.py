@@ -101,7 +101,7 @@ def test_a_change_is_looked_at_again_at_once():
     x, gy = torch.randn(32, 10), torch.randn(32, 10)
     gradient(layer, x, gy)
     box.awake = True
-    with pytest.warns(UserWarning, match="found 1 dependencies .* of the outputs 7 on the inputs 2"):
+    with pytest.warns(UserWarning, match="found 1 dependency .* of output 7 on input 2"):
         train_until(lambda: layer.structure.depends[7, 2], layer, x, gy)
     assert layer.tracker.due()
     before = layer.stats.evaluations
@@ -153,7 +153,7 @@ def test_a_dependency_that_wakes_late(noise, max_rows):
     layer.tracker.steps = 0  # no check is due in the next step
     assert not close(gradient(layer, x, gy), awake, 0.03)
     before = layer.stats.evaluations
-    with pytest.warns(UserWarning, match="found 1 dependencies that its pattern did not have, of the outputs 7"):
+    with pytest.warns(UserWarning, match="found 1 dependency that its pattern did not have, of output 7"):
         train_until(lambda: layer.structure.depends[7, 2], layer, x, gy)
     assert layer.stats.evaluations - before < 10_000
     expected = torch.eye(10).bool()
@@ -176,7 +176,7 @@ def test_an_output_that_comes_to_depend_on_everything():
     x, gy = torch.randn(64, 10), torch.randn(64, 10)
     gradient(layer, x, gy)
     awake[0] = True
-    with pytest.warns(UserWarning, match="of the outputs 5"):
+    with pytest.warns(UserWarning, match="of output 5"):
         train_until(lambda: layer.structure.depends[5].all(), layer, x, gy)
     assert layer.structure.depends.sum() == 19
 
@@ -196,7 +196,7 @@ def test_the_watch_of_a_box_that_writes_into_its_rows():
     x, gy = torch.rand(32, 10), torch.randn(32, 10)
     gradient(layer, x, gy)
     awake[0] = True
-    with pytest.warns(UserWarning, match="of the outputs 7"):
+    with pytest.warns(UserWarning, match="of output 7"):
         train_until(lambda: layer.structure.depends[7, 2], layer, x, gy)
     assert lowest[0] == 0
 
@@ -208,20 +208,22 @@ def test_noise_that_falls():
         lambda x: torch.sin(x) + sigma[0] * torch.randn(x.shape, generator=generator), 10, structure="auto", seed=0
     )
     x, gy = torch.randn(64, 10), torch.randn(64, 10)
-    with pytest.warns(UserWarning, match=r"saw no output react to the inputs 0, 1, 2, 3, 4, 5, 6, 7, \.\.\.: they"):
+    with pytest.warns(
+        UserWarning, match=r"saw no output react to the inputs 0, 1, 2, 3, 4, 5, 6, 7, \.\.\.: no gradient"
+    ):
         gradient(layer, x, gy)
     sigma[0] = 1e-4
-    with pytest.warns(UserWarning, match="dependencies that its pattern did not have"):
+    with pytest.warns(UserWarning, match="dependenc(y|ies) that its pattern did not have"):
         train_until(lambda: layer.structure.depends.diagonal().all(), layer, x, gy)
 
 
 def test_inputs_that_do_nothing_are_named():
     layer = BlackBox(lambda x: x[:, [0, 2]], 4, structure="auto", seed=0)
-    with pytest.warns(UserWarning, match="saw no output react to the inputs 1, 3: they"):
+    with pytest.warns(UserWarning, match="saw no output react to the inputs 1, 3: no gradient"):
         gradient(layer, torch.randn(16, 4), torch.randn(16, 2))
     assert layer.structure.depends.tolist() == [[True, False, False, False], [False, False, True, False]]
     layer = BlackBox(lambda x: x[:, :1], 9, structure="auto", seed=0)
-    with pytest.warns(UserWarning, match="react to the inputs 1, 2, 3, 4, 5, 6, 7, 8: they"):
+    with pytest.warns(UserWarning, match="react to the inputs 1, 2, 3, 4, 5, 6, 7, 8: no gradient"):
         gradient(layer, torch.randn(16, 9), torch.randn(16, 1))
 
 
@@ -251,7 +253,7 @@ def test_a_dependency_on_two_inputs_at_once():
     gy = torch.randn(64, 8)
     gradient(layer, x, gy)
     awake[0] = True
-    with pytest.warns(UserWarning, match="of the outputs 6"):
+    with pytest.warns(UserWarning, match="of output 6"):
         train_until(lambda: layer.structure.depends[6, :2].all(), layer, x, gy)
 
 
