@@ -42,7 +42,7 @@ class LadderSettings:
     # longer steps by less than `related` and not by more than `longer` times as much, and if less than the part
     # `noise_share` of that is noise.
     jumps: float = 0.1
-    related: float = 0.75
+    related: float = 0.9
     longer: float = 1.25
     noise_share: float = 0.05
 
@@ -159,7 +159,7 @@ def _chosen(start: StartingPoint, rungs: list[Rung], scores: list[Tensor]) -> Fi
         if rows >= SETTINGS.few_rows:
             near = torch.stack([(rung.step <= SETTINGS.near * start.spread.typical).all() for rung in rungs[1:]])
             table = _among(near, table, agreement)
-        typical = int(_best_pair(table.median(1).values[:, None], agreement, rows)[0])
+        typical = int(_best_pair(_median(table, agreement)[:, None], agreement, rows)[0])
         lowest = max(0, typical - SETTINGS.below_others)
         own = _best_pair(table[lowest:], agreement, rows)
         alone = -1 if float(start.noise) > 0 else typical  # noise may hide one input and not another
@@ -173,13 +173,19 @@ def _chosen(start: StartingPoint, rungs: list[Rung], scores: list[Tensor]) -> Fi
     some = slopes[pair, :, columns].nan_to_num(0, 0, 0)  # [d, r]
     largest = some.abs().amax(1).clamp_min(torch.finfo(some.dtype).tiny)
     size = largest * (some / largest[:, None]).square().mean(1).sqrt()
-    sizes = size[found & torch.isfinite(size)]
+    sizes = size[found & torch.isfinite(size) & (size > 0)]
     return FirstStep(step, sizes.median() if len(sizes) else size.new_ones(()), _has_jumps(start, steps, slopes))
+
+
+def _median(table: Tensor, agreement: float) -> Tensor:
+    """The medians [pairs] of disagreements [pairs, d] over inputs with slopes, which agree at one pair at least."""
+    alive = (table < agreement).any(0)
+    return table[:, alive].median(1).values if bool(alive.any()) else table.new_full((len(table),), math.inf)
 
 
 def _among(pairs: Tensor, table: Tensor, agreement: float) -> Tensor:
     """The disagreements [pairs, d], infinite but for these pairs (bool), if slopes agree at one of them."""
-    agrees = bool((table[pairs].median(1).values < agreement).any())
+    agrees = bool((_median(table[pairs], agreement) < agreement).any())
     return torch.where(pairs[:, None], table, math.inf) if agrees else table
 
 
@@ -215,8 +221,8 @@ def _out_of_noise(start: StartingPoint, steps: Tensor, slopes: Tensor, pair: Ten
 def _without_agreement(start: StartingPoint, steps: Tensor, slopes: Tensor) -> Tensor:
     """The steps [d] where slopes agree nowhere: the shortest that move the outputs far, if that is more than noise."""
     reach, noise = start.reach, float(start.noise)
-    moves = (slopes * steps[:, None]).nan_to_num(0, 0, 0).square().mean((1, 2))  # [rungs]
-    if noise > 0 and float(moves.amax()) > noise * (1 + SETTINGS.signal * math.sqrt(2 / slopes[0].numel())):
+    moves = (slopes * steps[:, None]).nan_to_num(0, 0, 0).square().mean((1, 2)) - noise  # [rungs]
+    if noise > 0 and float(moves.amax()) > noise * SETTINGS.signal * math.sqrt(2 / slopes[0].numel()):
         return steps[(moves >= SETTINGS.far * moves.amax()).nonzero()[0, 0]]
     answered = torch.isfinite(slopes).flatten(1).all(1).nonzero()
     return reach if len(answered) == 0 else torch.minimum(reach, steps[answered[-1, 0]])

@@ -9,10 +9,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class WeightSettings:
-    """The weight of a row in sums of squares: 1 / (the square of its slopes + that of noise + a part of the mean)."""
+    """The weight of a row in sums of squares: 1 / (the square of its slopes + that of noise + a part of the typical)."""
 
     noise: float = 30.0  # variances of the noise; with fewer, rows that noise makes small would count too much
-    least: float = 1e-3  # part of the mean square over rows
+    least: float = 1e-3  # part of the typical square: in trials the median over rows, at the first step their mean
 
 
 WEIGHTS = WeightSettings()

@@ -1,5 +1,6 @@
 """What the slopes of trials say about the errors of a slope: noise, bending, and growth common to all rows."""
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -54,8 +55,9 @@ class TrialSums(NamedTuple):
         sound = known & trial.sound
         noise = torch.where(sound, trial._replace(slopes=slopes).noise(), 0)
         typical = ((noise.sum(0) / sound.sum(0)) * step.square()).nanmedian().nan_to_num(0) / step.square()  # [d]
-        square = slopes.square().mean(0)  # [r, d]
-        least = (WEIGHTS.noise * typical + WEIGHTS.least * square.median(0).values).clamp_min(TINY)
+        square = torch.where(known, slopes.square().mean(0), math.nan)  # [r, d]
+        middle = square.nanmedian(0).values.nan_to_num(0)  # [d]
+        least = (WEIGHTS.noise * typical + WEIGHTS.least * middle).clamp_min(TINY)
         weight = torch.where(known, least / (square + least), 0)
         change, half_change = two - one, half - one
         weighted = (one * one, change * one, change * change, half_change * one, half_change * half_change)

@@ -19,8 +19,13 @@ class HealthSettings:
     grown_noise: float = 4.0  # factor of the noise at first that is worth a warning
     first_trials: int = 4  # that say what is usual
     trials_in_a_row: int = 4  # that must agree before anything is said
-    settling: int = 8  # trials in which a policy looks for its steps, so that they are not judged yet
+    settling: int = 16  # trials in which a policy looks for its steps, so that they are not judged yet
     signal: float = 3.0  # standard deviations by which slopes at two steps must agree to count as a signal
+    hidden: float = 2.0  # standard deviations of the noise of a slope, below which it counts as hidden
+    hidden_share: float = 0.2  # part of the slopes that is hidden, from which on a warning is worth it
+    uneven: float = 1e3  # ratio of the slopes of rows that are not hidden from which on one step does not suit all
+    uneven_rows: int = 8  # with fewer, rows are not compared
+    alive: float = 0.7  # part of its slopes' square that is noise, below which an input has a signal
     noisy_share: float = 0.1  # part of the slopes' square that is noise, from which on every tenth sign or so is wrong
 
 
@@ -34,8 +39,10 @@ class HealthReport(NamedTuple):
     noise: float  # standard deviation of its answers to them
     rough: float  # standard deviation of its outputs that differences show, random or not
     signal: float  # how far slopes at one step tell those at another, in standard deviations; of few rows never far
-    drowned: float  # part of the slopes' square that is noise
+    drowned: float  # part of the slopes' square that is noise, at inputs whose slopes are not lost in it
     dead: bool  # whether nothing changed at all
+    hidden: float = 0.0  # part of the slopes that the noise of repeated answers hides
+    uneven: bool = False  # whether slopes that it does not hide differ by orders of magnitude from row to row
     jumps: bool = False  # whether the box jumps, or is piecewise constant, on the scale on which its inputs vary
     woken: int = 0  # dependencies that a found structure lacked, and that were added to it in the course of training
 
@@ -63,23 +70,32 @@ def examine(trial: StepTrial, y: Tensor) -> HealthReport:
     _, one, two = slopes / scale
     n = sound.sum(0)
     noise = trial._replace(slopes=slopes / scale).noise()
-    share = (noise.sum(0) / n).nanmedian()
+    drowned = noise.sum(0) / one.square().sum(0)  # [d]
+    alive = drowned < SETTINGS.alive
     rough = scale * (noise * trial.step.square()).sum(0).div(n).nanmedian().sqrt()
     # Noise alone would give products of the mean square that the noise itself has, half as much at twice the step.
     by_chance = (noise.sum(0) / n / 2).clamp_min(torch.finfo(y.dtype).tiny)  # [d]
     agreement = ((one * two).sum(0) / by_chance).nansum() / n.sum().sqrt()
+    deviation = (change.double().square().mean() / 2).sqrt()
+    error = deviation * math.sqrt(trial.differences.noise_gain) / trial.step  # [r, d]
+    slope = scale * one.abs()
+    seen = sound & (slope > SETTINGS.hidden * error)
+    contrast = torch.where(seen, slope, 0).amax(0) / torch.where(seen, slope, math.inf).amin(0)  # [d]
     numbers = (
         (change.abs() <= rounding).all(),
-        (change.double().square().mean() / 2).sqrt(),
+        deviation,
         # Two ends, each with its noise, over twice the step; or over the step.
         rough * (math.sqrt(0.5) if trial.differences.shared_base else math.sqrt(2)),
         agreement,
-        share / (two.square().sum(0) / n).nanmedian(),
+        torch.where(alive.any(), drowned[alive].median(), drowned.nanmedian()),
         sound.any() & (slopes == 0).all(),
+        1 - seen.sum() / sound.sum(),
+        (contrast > SETTINGS.uneven).double().mean(),
     )
     read = torch.stack([number.double() for number in numbers]).nan_to_num(0, math.inf)  # one transfer for all
-    alike, deviation, roughness, signal, drowned, dead = read.tolist()
-    return HealthReport(alike == 1, deviation, roughness, signal, drowned, dead == 1)
+    alike, deviation, roughness, signal, drowned, dead, hidden, contrast = read.tolist()
+    uneven = contrast > 0.5 and len(sound) >= SETTINGS.uneven_rows
+    return HealthReport(alike == 1, deviation, roughness, signal, drowned, dead == 1, hidden, uneven)
 
 
 class HealthMonitor:
@@ -147,7 +163,7 @@ class HealthMonitor:
     def _warn_of_noise(self, lately: list[HealthReport]) -> None:
         now, signal = lately[-1], sum(v.signal for v in lately) / math.sqrt(len(lately))
         size = f"{now.noise or now.rough:.2g}"
-        if signal < SETTINGS.signal and all(v.drowned > 1 for v in lately):
+        if signal < SETTINGS.signal and all(v.drowned > SETTINGS.alive for v in lately):
             self._say(
                 "silent",
                 f"there is no signal in the gradient: differences are nothing but noise ({size} on the outputs), and "
@@ -162,6 +178,14 @@ class HealthMonitor:
                 "drowned",
                 f"{cause} ({size}): many signs of the gradient are wrong, although the steps are the best that were "
                 f"found. {remedy}ive the box larger inputs, or wider limits.",
+            )
+
+        elif all(v.uneven and v.hidden > SETTINGS.hidden_share for v in lately):
+            self._say(
+                "uneven",
+                f"the noise on the outputs ({size}) hides {100 * now.hidden:.0f} % of the slopes, while others are a "
+                "thousand times larger: one step for each input does not suit all rows. Average readings (repeats=), "
+                "or give the box inputs on a scale on which slopes are alike, logarithms say.",
             )
 
     def _say(self, kind: str, message: str) -> None:
