@@ -1,4 +1,4 @@
-"""The first step: where slopes of neighbouring rungs agree best, from the longest down; and whether a box has jumps."""
+"""The first step: where slopes of neighbouring rungs agree best, from the longest down."""
 
 import math
 

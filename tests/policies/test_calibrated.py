@@ -70,10 +70,7 @@ def signs_right(g, exact):
 
 
 def errors_at(steps, fn, sigma, estimator):
-    """The relative rms error of each input's slopes at each of these steps, [n, d]; in a random direction, of the mean.
-
-    Rows count alike, but for those with hardly any slope.
-    """
+    """The rms error of slopes at each of these steps, [n, d], relative to each row's, but for those with hardly any."""
     (x, gy), *_ = problems(1, rows=300, k=fn(torch.zeros(1, D)).shape[1], seed=2)
     exact, errors = exact_gradient(fn, x, gy), []
     for step in steps:
@@ -82,8 +79,7 @@ def errors_at(steps, fn, sigma, estimator):
         if estimator == "simultaneous":
             along = layer.trace.last.sign[0].sign()
             expected = (exact * along).sum(1, keepdim=True) * along
-        square = expected.square()
-        errors.append(((g - expected).square() / (square + 1e-3 * square.mean(0))).mean(0).sqrt())
+        errors.append(((g - expected).square() / (expected**2 + 1e-3 * (expected**2).mean(0))).mean(0).sqrt())
     return torch.stack(errors)
 
 
