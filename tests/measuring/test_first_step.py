@@ -215,6 +215,19 @@ def test_where_nothing_agrees_the_longest_step_with_answers_is_taken():
     assert float(found.step) == 4.0**-2
 
 
+@pytest.mark.parametrize(("noise", "step"), [(1e-6, 4.0**-3), (0.0, 1.0), (1.0, 1.0)])
+def test_where_nothing_agrees_but_outputs_move_far_it_is_the_shortest_step_by_which_they_do(noise, step):
+    """By 100 h, and by one from 0.01 on. Not if noise moves them as far, or if there is none that could hide slopes."""
+    random = torch.Generator().manual_seed(0)
+
+    def slopes(h):
+        signs = torch.randint(2, (8, 4), generator=random, dtype=torch.float64) * 2 - 1
+        return signs * (100 * h).clamp(max=1) / h
+
+    found = climb(start(slopes, (1.0,) * 4, noise, room=(1.5,) * 4))
+    assert found.step.tolist() == [step] * 4
+
+
 @pytest.mark.parametrize("rows", [1, 8])
 def test_slopes_that_are_zero_everywhere_lead_to_the_longest_step(rows):
     found = climb(start(lambda h: torch.zeros(rows, 2), (1.0, 3.0)))
