@@ -153,8 +153,8 @@ def test_what_a_policy_is_told():
     assert [e.differences for e in ESTIMATORS] == [
         Differences(2, False, 1),
         Differences(1, True, 1),
-        Differences(2, False, 1),
-        Differences(2, False, 3),
+        Differences(2, False, 1, together=True),
+        Differences(2, False, 3, together=True),
         Differences(4, False, 1),
     ]
     assert repr(Central(normalize_rows=True)) == "Central(normalize_rows=True)"

@@ -1,66 +1,9 @@
-"""The first step: where slopes of neighbouring rungs agree best."""
-
-import math
+"""Noise and bending, told apart by slopes at half, once and twice a step."""
 
 import pytest
 import torch
 
-from bondgrad.measuring._first_step import StartingPoint, climb, most_slopes
-from bondgrad.measuring._spread import Spread
 from bondgrad.measuring._step_trial import Differences, StepTrial, noise_covariance
-
-
-def start(slopes, reach=(1.0,), noise=0.0, deviation=None):
-    reach = torch.tensor(reach)
-    spread = Spread(reach if deviation is None else torch.tensor(deviation), reach)
-    return StartingPoint(spread, reach, torch.tensor(noise), slopes)
-
-
-def test_a_line_needs_two_rungs():
-    asked = []
-
-    def slopes(h):
-        asked.append(float(h))
-        return torch.full((4, 1), 3.0, dtype=torch.float64) * (1 + 1e-5 * h.double())  # equal slopes would say nothing
-
-    found = climb(start(slopes))
-    assert asked == [4.0**-8, 4.0**-7]
-    assert float(found.step) == 4.0**-7 / 2
-    assert float(found.slope) == pytest.approx(3 * math.sqrt(2), rel=1e-3)
-
-
-@pytest.mark.parametrize("sigma", [1e-4, 1e-2])
-def test_noise_and_bending_are_balanced(sigma):
-    """D(h) = 1 + h² + noise / h is best where both errors are alike, at h = (sigma / 2)^(1/3), give or take a rung."""
-    generator = torch.Generator().manual_seed(0)
-    found = climb(start(lambda h: 1 + h**2 + sigma / h * torch.randn(64, 1, generator=generator)))
-    assert 1 / 8 < float(found.step) / (sigma / 2) ** (1 / 3) < 8
-
-
-def test_where_nothing_agrees_the_longest_step_with_answers_is_taken():
-    generator = torch.Generator().manual_seed(0)
-    every_second = torch.arange(8)[:, None] % 2 == 0
-    found = climb(start(lambda h: torch.randn(8, 1, generator=generator).where((h < 0.1) | every_second, math.nan)))
-    assert float(found.step) == 4.0**-2
-
-
-def test_a_step_is_kept_away_from_where_no_row_has_an_answer():
-    found = climb(start(lambda h: (1 + 0.1 * torch.rand(8, 1)).where(h < 0.01, math.nan)))
-    assert float(found.step) <= 4.0**-3 / 16
-
-
-def test_more_rungs_for_inputs_that_vary_much_less_than_their_size():
-    asked = []
-
-    def slopes(h):
-        asked.append(float(h))
-        return torch.full((2, 1), math.nan)
-
-    climb(start(slopes, reach=(500.0,), deviation=(1.0,)))
-    assert min(asked) <= 1 / 256 < 4 * min(asked)
-    assert asked[-1] == 500
-    climb(start(slopes, reach=(5e9,), deviation=(1.0,)))
-    assert len(asked) - 11 <= most_slopes() == 21
 
 
 @pytest.mark.parametrize("differences", [Differences(), Differences(order=1, shared_base=True)])
@@ -79,18 +22,24 @@ def test_noise_of_a_trial_is_right_on_average_and_knows_no_bending(differences):
     assert torch.allclose(torch.stack([*noise]).flatten(1).cov() / expected, noise_covariance(differences), atol=0.1)
 
 
-def test_a_box_without_any_answer_gets_the_longest_step():
-    found = climb(start(lambda h: torch.full((4, 1), math.nan)))
-    assert float(found.step) == 1
-    assert float(found.slope) == 1
+@pytest.mark.parametrize("order", [1, 2, 4])
+def test_the_noise_of_one_entry_is_that_of_a_combination_without_slope_and_bending(order):
+    """Off by e in D(h/2) alone, for variances 4, 1 and 1/4 of the three slopes."""
+    e, weight = 0.3, 0.5**order
+    h = torch.tensor([0.05, 0.1, 0.2], dtype=torch.float64)[:, None, None]
+    slopes = (3 + 500 * h**order).expand(3, 2, 1).clone()
+    slopes[0, 1] += e
+    nothing = torch.zeros(2, 1)
+    trial = StepTrial(Differences(order), nothing[0], nothing[0], nothing + 0.1, slopes, nothing == 0, nothing)
+    expected = e**2 / (4 + (1 + weight) ** 2 + weight**2 / 4)
+    assert trial.noise().flatten().tolist() == pytest.approx([0, expected], abs=1e-15)
 
 
-def test_slopes_that_agree_by_chance_within_the_noise_are_not_believed():
-    # Equal to 1e-4 at every rung, but noise of variance 1e-6 / h² says that short steps cannot be as good as that.
-    found = climb(start(lambda h: torch.full((4, 1), 1.0) * (1 + 1e-4 * h), noise=1e-6))
-    assert float(found.step) == 0.5
+def test_the_covariance_of_noise_at_half_once_and_twice_a_step():
+    assert noise_covariance(Differences()).tolist() == [[4, 0, 0], [0, 1, 0], [0, 0, 0.25]]
+    assert noise_covariance(Differences(1, True)).tolist() == [[4, 1, 0.5], [1, 1, 0.25], [0.5, 0.25, 0.25]]
 
 
-def test_the_typical_slope_is_that_of_inputs_that_have_one():
-    slopes = lambda h: torch.tensor([[3.0, 0.0, 0.0]]).double() * (1 + 1e-5 * h.double())  # noqa: E731
-    assert float(climb(start(slopes, reach=(1.0, 1.0, 1.0))).slope) == pytest.approx(3 * math.sqrt(2), rel=1e-3)
+@pytest.mark.parametrize(("shared", "draws", "gain"), [(False, 1, 0.5), (False, 4, 0.125), (True, 1, 2), (True, 2, 1)])
+def test_noise_of_slopes_is_half_or_twice_that_of_outputs_over_steps_of_one(shared, draws, gain):
+    assert Differences(2, shared, draws).noise_gain == gain

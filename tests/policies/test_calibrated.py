@@ -70,7 +70,7 @@ def signs_right(g, exact):
 
 
 def errors_at(steps, fn, sigma, estimator):
-    """The rms error of each input's slopes at each of these steps, [n, d]; in a random direction, the mean of all."""
+    """The rms error of slopes at each of these steps, [n, d], relative to each row's, but for those with hardly any."""
     (x, gy), *_ = problems(1, rows=300, k=fn(torch.zeros(1, D)).shape[1], seed=2)
     exact, errors = exact_gradient(fn, x, gy), []
     for step in steps:
@@ -79,7 +79,7 @@ def errors_at(steps, fn, sigma, estimator):
         if estimator == "simultaneous":
             along = layer.trace.last.sign[0].sign()
             expected = (exact * along).sum(1, keepdim=True) * along
-        errors.append((g - expected).square().mean(0).sqrt())
+        errors.append(((g - expected).square() / (expected**2 + 1e-3 * (expected**2).mean(0))).mean(0).sqrt())
     return torch.stack(errors)
 
 
@@ -91,7 +91,7 @@ def test_steps_are_nearly_the_best(fn, estimator, sigma):
     h = layer.policy_state.step
     grid = torch.logspace(-3, 3, 25, base=2) * h.median()
     best = grid[errors_at(grid, fn, sigma, estimator).argmin(0)]
-    assert (h / best).log2().abs().max() < 1
+    assert (h / best).log2().abs().max() < 1.125  # a factor of two, give or take half of what lies between grid points
 
 
 @pytest.mark.parametrize("sigma", [1e-6, 1e-2])
@@ -220,7 +220,7 @@ def test_steps_fit_into_limits_far_from_zero():
 
 def test_no_step_is_longer_than_the_limits_are_wide():
     layer = trained(layer_of(noisy(lambda x: x @ DRAWN[:-1], 0.01), limits=(-0.1, 0.1)), 1000)
-    assert layer.policy_state.step.max() <= 0.2 * 1.001
+    assert layer.policy_state.step.max() <= 1.5 * 0.2 / 4 * 1.001  # most of which fit between them
 
 
 def test_trials_that_fail_are_no_reason_to_raise():
@@ -233,7 +233,7 @@ def test_trials_that_fail_are_no_reason_to_raise():
 
     layer = layer_of(noisy(fn, 1e-4), k=D, on_failure="raise")
     for x, gy in problems(30, k=D):
-        gradient(layer, 0.9 - 0.1 * x.abs(), gy)
+        gradient(layer, 0.75 - 0.1 * x.abs(), gy)
     assert sum(failed) > 0
     assert layer.stats.failures == 0
     check_state(layer)

@@ -80,9 +80,8 @@ def test_a_box_that_raises_outside_its_domain():
         warnings.simplefilter("always")
         for x, gy in problems(100, k=3):
             g = gradient(layer, x.abs() + 0.05, gy)
-    raised, lost = (str(warning.message) for warning in caught)  # once of each, in a hundred steps
+    (raised,) = (str(warning.message) for warning in caught)  # once, in a hundred steps
     assert "remained without an output, since the box roots raised ValueError" in raised
-    assert "rows got no finite output" in lost
     assert layer.stats.failures < 0.002 * layer.stats.evaluations
     assert close(g, exact_gradient(roots, x.abs() + 0.05, gy), 0.01)
 

@@ -7,8 +7,10 @@ import torch
 
 from bondgrad.measuring._spread import Spread
 from bondgrad.policies import Calibrated, Differences, Observation, StartingPoint, Steps, StepTrial
+from bondgrad.policies._trial_sums import COUNT, TrialSums
 
 POLICY, CENTRAL = Calibrated(), Differences()
+LONGER = {"round": 7.0}  # a round that does not end with one trial
 
 
 def state_of(d=1, step=0.5, **values):
@@ -17,13 +19,14 @@ def state_of(d=1, step=0.5, **values):
     return POLICY.init(d) | {name: torch.as_tensor(value, dtype=torch.float32) for name, value in given.items()}
 
 
-def observation(state, slopes, rows=None, spread=1.0, sound=True):
+def observation(state, slopes, rows=None, spread=1.0, sound=True, typical=None):
     """A trial in which D(h/2), D(h), D(2h) were these slopes [3, r, d], in a batch of so many rows."""
     slopes = torch.as_tensor(slopes, dtype=torch.float64)
     _, r, d = slopes.shape
     step, g = state["step"].double(), torch.zeros(r if rows is None else rows, d, dtype=torch.float64)
     spreads, sound = torch.full((d,), spread, dtype=torch.float64), torch.as_tensor(sound).expand(r, d)
-    trial = StepTrial(CENTRAL, spreads, spreads, step.expand(r, d), slopes, sound, torch.zeros(r, 1))
+    typical = spreads if typical is None else torch.full_like(spreads, typical)
+    trial = StepTrial(CENTRAL, spreads, typical, step.expand(r, d), slopes, sound, torch.zeros(r, 1))
     return Observation(g, g, Steps(step, step, step, step), CENTRAL, trial)
 
 
@@ -47,48 +50,34 @@ def noise_of(odd):
 # ---- one trial
 
 
-SLOPES = [[[6.0], [2.0]], [[4.0], [2.0]], [[2.0], [2.0]]]  # in units of two: half (3, 1), once (2, 1), twice (1, 1)
+def test_a_summary_has_the_sums_of_a_trial_and_what_a_joint_start_needs():
+    """The last seven rows are weighted by the number of rows: the spread and one; the start and one."""
+    state = state_of(unit=2.0, farthest=[3.0], jumps=0.0)
+    seen = observation(state, [[[6.0], [2.0]], [[4.0], [2.0]], [[2.0], [2.0]]], rows=5, spread=0.7, typical=0.3)
+    summary = POLICY.summarize(state, seen)
+    assert summary.shape == (COUNT + 7, 1)
+    assert summary.dtype == torch.float32
+    assert torch.equal(summary[:COUNT], TrialSums.of(seen.trial, state["unit"], state["step"]))
+    values = [0.7, 1, math.log(0.5), math.log(2), math.log(3), 0, 1]
+    assert summary[COUNT:, 0].tolist() == pytest.approx([5 * value for value in values])
+    assert float(POLICY.summarize(state | {"jumps": torch.ones(())}, seen)[COUNT]) == pytest.approx(5 * 0.3)
 
 
-def sums_of(state, **trial):
-    return POLICY.summarize(state, observation(state, SLOPES, **trial))[:6, 0].tolist()
+def test_a_summary_without_a_trial_or_a_step_is_zero_there():
+    g, h = torch.zeros(3, 2), torch.tensor([0.1, 0.0])
+    state = state_of(2, step=0.1)
+    summary = POLICY.summarize(state, Observation(g, g, Steps(h, h, h, h), CENTRAL))
+    assert not summary[: COUNT + 2].any()
+    assert summary[COUNT + 2 :, 0].tolist() == pytest.approx([3 * math.log(0.1), 0, 3 * math.log(1e30), 0, 3])
+    assert not summary[:, 1].any()
 
 
-def test_sums_of_a_trial():
-    # Of D(h) = r D(2h), with r = 3/2 fitted over rows, 1/2 is left at both; D(h/2) is off by 3/4 at the first alone.
-    assert sums_of(state_of(unit=2.0)) == pytest.approx([2, 3, 2, 0.5, 2, noise_of(0.75)])
-
-
-def test_what_d_of_2h_does_not_predict_is_judged_by_the_whole_round():
-    before = torch.tensor([[2.0], [1.0], [2.0], [9.0], [9.0], [9.0]])  # with which r is (1 + 3) / (2 + 2)
-    assert sums_of(state_of(unit=2.0, sums=before)) == pytest.approx([2, 3, 2, 1, 2, noise_of(0.75)])
-
-
-def test_and_without_the_noise_that_is_known():
-    ratio = (3 / 2 + 2 * 0.2) / (2 / 2 - 0.2 / 4 + 2 * 0.2)
-    left = (2 - ratio) ** 2 + (1 - ratio) ** 2
-    found = sums_of(state_of(unit=2.0, noise=0.2 * 0.5**2))
-    assert found == pytest.approx([2, 3, 2, left, 2, noise_of(0.75)])
-
-
-def test_a_trial_of_one_row():
-    state = state_of(noise=0.2 * 0.5**2)
-    ratio = (6 + 2 * 0.2) / (4 - 0.2 / 4 + 2 * 0.2)
-    found = POLICY.summarize(state, observation(state, [[[5.0]], [[3.0]], [[2.0]]]))[:6, 0]
-    assert found.tolist() == pytest.approx([1, 6, 4, (3 - 2 * ratio) ** 2, 1, noise_of(1.75)], rel=1e-4)
-
-
-def test_rows_with_failures_say_nothing_of_the_noise():
-    sound = [[False], [True]]
-    assert sums_of(state_of(unit=2.0), sound=sound) == pytest.approx([2, 3, 2, 0.5, 1, 0])
-
-
-def test_rows_without_all_slopes_say_nothing():
-    state = state_of(unit=2.0)
-    slopes = torch.tensor(SLOPES)
-    slopes[0, 0] = math.nan
-    found = POLICY.summarize(state, observation(state, slopes))[:6, 0]
-    assert found.tolist() == pytest.approx([1, 1, 1, 0, 1, 0])
+def test_sums_of_trials_add_up_in_a_round():
+    state, first, second = state_of(**LONGER), alike(slope=2.0, odd=0.1), alike(slope=1.0, odd=0.3)
+    both = after(after(state, first), second)["sums"]
+    expected = sum(POLICY.summarize(state, observation(state, slopes))[:COUNT] for slopes in (first, second))
+    assert torch.allclose(both, expected)
+    assert float(TrialSums(*both).rows) == 32
 
 
 # ---- several processes
@@ -96,18 +85,29 @@ def test_rows_without_all_slopes_say_nothing():
 
 def test_processes_that_started_by_themselves_go_on_with_the_mean_of_their_steps():
     """Three rows with steps 0.1 and one row with 0.4, in one and four units; their geometric means."""
-    summary = torch.zeros(11, 1)
-    for rows, step, unit in ((3, 0.1, 1.0), (1, 0.4, 4.0)):
-        state = state_of(step=step, unit=unit)
+    summary = torch.zeros(COUNT + 7, 1)
+    for rows, step, unit, farthest in ((3, 0.1, 1.0, 2.0), (1, 0.4, 4.0, 32.0)):
+        state = state_of(step=step, unit=unit, farthest=[farthest])
         g, h = torch.zeros(rows, 1), state["step"]
         summary += POLICY.summarize(state, Observation(g, g, Steps(h, h, h, h), CENTRAL))
     joint = POLICY.observe(POLICY.init(1), summary, 4, CENTRAL)
     assert float(joint["step"]) == pytest.approx((0.1**3 * 0.4) ** 0.25)
     assert float(joint["unit"]) == pytest.approx(4**0.25)
+    assert float(joint["farthest"]) == pytest.approx(2 * 16**0.25)
+    assert not joint["jumps"].any()
     assert not joint["spread"].any()
     assert not joint["sums"].any()
     later = POLICY.observe(state_of(step=2.0), summary, 4, CENTRAL)  # once there are steps, they stay
     assert float(later["step"]) == 2
+
+
+@pytest.mark.parametrize(("found", "joint"), [((3, 2), 1), ((2, 3), 0), ((5, 0), 1), ((0, 5), 0)])
+def test_they_agree_on_whether_there_are_jumps_by_the_majority_of_rows(found, joint):
+    g_and_state = [(torch.zeros(rows, 2), state_of(2, jumps=jumps)) for rows, jumps in zip(found, (1, 0), strict=True)]
+    summary = sum(
+        POLICY.summarize(state, Observation(g, g, Steps(*[state["step"]] * 4), CENTRAL)) for g, state in g_and_state
+    )
+    assert float(POLICY.observe(POLICY.init(2), summary, 5, CENTRAL)["jumps"]) == joint
 
 
 def test_they_wait_for_a_process_that_has_not_started():
@@ -125,13 +125,13 @@ def test_spreads_of_processes_are_averaged_over_their_rows():
     ]
     joint = POLICY.observe(state, sum(summaries), 4, CENTRAL)
     assert float(joint["spread"]) == pytest.approx(2)
-    assert float(joint["sums"][0]) == 4
+    assert float(TrialSums(*joint["sums"]).rows) == 4
 
 
 # ---- the first steps
 
 
-@pytest.mark.parametrize(("slope", "unit"), [(3.0, 3 * math.sqrt(2)), (1e-40, 1e-30), (1e40, 1e30)])
+@pytest.mark.parametrize(("slope", "unit"), [(3.0, 3.0), (1e-40, 1e-30), (1e40, 1e30), (1e60, 1e30)])
 def test_the_unit_of_slopes_stays_within_single_precision(slope, unit):
     reach = torch.ones(1, dtype=torch.float64)
     start = StartingPoint(Spread(reach, reach), reach, torch.zeros(()), lambda h: slope * (1 + 1e-5 * h.expand(4, 1)))
@@ -139,7 +139,41 @@ def test_the_unit_of_slopes_stays_within_single_precision(slope, unit):
     assert float(found["unit"]) == pytest.approx(unit, rel=1e-4)
     assert float(found["step"]) == 4.0**-7 / 2  # where the first two rungs agree
     assert float(found["spread"]) == 1
-    assert found["step"].dtype == found["spread"].dtype == found["unit"].dtype == torch.float32
+    assert not POLICY.jumps(found)
+    assert all(value.dtype == torch.float32 and value.isfinite().all() for value in found.values())
+
+
+def staircase(h):
+    """Slopes over steps h of boxes that jump by one at the rows' distances, in units of the reach."""
+    return torch.where(torch.tensor([0.01, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 1.0])[:, None] <= h, 0.5 / h, 0)
+
+
+def test_a_box_with_jumps_starts_with_typical_moves():
+    reach, deviation = torch.tensor([2.0, 3.0]), torch.tensor([1.0, 2.0])
+    point = StartingPoint(Spread(deviation, 2 * reach), reach, torch.zeros(()), lambda h: staircase(h))
+    found = POLICY.start(POLICY.init(2), point)
+    assert POLICY.jumps(found)
+    assert found["step"].tolist() == found["spread"].tolist() == [1, 2]
+    smooth = POLICY.start(POLICY.init(2), point._replace(slopes=lambda h: (1 + 1e-3 * h).expand(8, 2)))
+    assert smooth["spread"].tolist() == [2, 3]
+    assert not POLICY.jumps(smooth)
+
+
+def test_the_longest_step_is_the_one_that_fits_between_limits():
+    reach = torch.ones(2)
+    point = StartingPoint(Spread(reach, reach), reach, torch.zeros(()), lambda h: (1 + 1e-3 * h).expand(8, 2))
+    assert torch.equal(POLICY.start(POLICY.init(2), point)["farthest"], torch.full((2,), 1e30))
+    room = torch.tensor([1.5, 0.5])
+    assert torch.equal(POLICY.start(POLICY.init(2), point._replace(room=room))["farthest"], room)
+
+
+def test_slopes_that_are_too_large_for_their_unit_count_as_failures():
+    """In single precision; 1e60 in units of 1e30 is such a slope, too, and 1e40 is not."""
+    state = state_of(unit=1e30, **LONGER)
+    for size, rows in ((1e40, 16), (1e60, 0)):
+        found = after(state, alike(slope=size))
+        assert all(value.isfinite().all() for value in found.values())
+        assert float(TrialSums(*found["sums"]).rows) == rows
 
 
 @pytest.mark.parametrize(("step", "wanted"), [([0.1, 0.2], False), ([0.1, 0.0], True), ([0.1, math.nan], True)])
@@ -190,11 +224,8 @@ def test_the_input_with_the_most_rows_decides():
 # ---- the spread of inputs
 
 
-LONGER = {"round": 7.0}  # a round that does not end with one trial
-
-
 def test_spreads_are_averaged_with_the_past():
-    assert float(after(state_of(**LONGER), alike(), spread=3.0)["spread"]) == 2
+    assert float(after(state_of(**LONGER), alike(), spread=3.0)["spread"]) == pytest.approx(0.8 * 1 + 0.2 * 3)
     assert float(after(state_of(spread=[0.0], **LONGER), alike(), spread=3.0)["spread"]) == 3
 
 
@@ -202,16 +233,16 @@ def test_spreads_are_averaged_with_the_past():
     ("rows", "spread", "step", "new_spread", "trial_rows"),
     [
         (8, 0.2, 0.4, 0.2, 4),  # eight times less is let pass, ten times less is not
-        (7, 0.2, 0.5, 1.1, 20),  # too few rows to tell
-        (8, 0.25, 0.5, 1.125, 20),
+        (7, 0.2, 0.5, 0.8 * 2 + 0.2 * 0.2, 20),  # too few rows to tell
+        (8, 0.25, 0.5, 0.8 * 2 + 0.2 * 0.25, 20),
     ],
 )
 def test_where_inputs_vary_much_less_steps_shrink_and_trials_are_forgotten(rows, spread, step, new_spread, trial_rows):
-    sums = torch.full((6, 1), 16.0)
+    sums = torch.full((COUNT, 1), 16.0)
     found = after(state_of(sums=sums, spread=[2.0], **LONGER), alike(4), rows, spread=spread)
     assert float(found["step"]) == pytest.approx(step)
     assert float(found["spread"]) == pytest.approx(new_spread)
-    assert float(found["sums"][0]) == trial_rows
+    assert float(TrialSums(*found["sums"]).rows) == trial_rows
 
 
 # ---- another box

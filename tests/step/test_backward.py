@@ -66,7 +66,7 @@ def test_without_a_number_the_noise_is_the_coarser_rounding_of_inputs_and_output
 
 
 def report(noise, rough):
-    return HealthReport(alike=False, noise=noise, rough=rough, signal=0, drowned=0, at_limit=0, dead=False)
+    return HealthReport(alike=False, noise=noise, rough=rough, signal=0, drowned=0, dead=False)
 
 
 def test_measured_noise_is_the_half_width_of_a_uniform_distribution():

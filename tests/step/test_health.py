@@ -25,18 +25,18 @@ def waves(x):
     return torch.sin(x @ A.to(x))
 
 
-def train(layer, n, rows=16, dtype=torch.float32):
+def train(layer, n, rows=16, dtype=torch.float32, size=1.0):
     random = torch.Generator().manual_seed(1)
     for _ in range(n):
         x, gy = torch.randn(rows, D, generator=random), torch.randn(rows, K, generator=random)
-        gradient(layer, x.to(dtype), gy.to(dtype))
+        gradient(layer, size * x.to(dtype), gy.to(dtype))
 
 
-def warned(layer, n):
+def warned(layer, n, **kind):
     """The warnings in n steps."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        train(layer, n)
+        train(layer, n, **kind)
     return [str(warning.message) for warning in caught]
 
 
@@ -103,14 +103,30 @@ def test_outputs_that_do_not_react(settings):
 @watching
 def test_nothing_but_noise(settings):
     layer = BlackBox(noisy(lambda x: 0 * waves(x), 0.1), D, K, seed=0, **settings)
-    (message,) = warned(layer, 200)
+    *before, message = warned(layer, 200)
     assert "no signal" in message
+    assert all("noise on the outputs is too large" in other for other in before)  # it may have seemed so at first
+    assert len(before) <= 1
 
 
 def test_signs_that_drown_at_the_longest_steps():
-    layer = layer_of(noisy(lambda x: x @ A.to(x), 0.05), limits=(-0.1, 0.1))
-    (message,) = warned(layer, 600)
-    assert "spoils many signs" in message
+    layer = layer_of(noisy(lambda x: x @ A.to(x), 0.035), limits=(-0.1, 0.1))
+    (message,) = warned(layer, 150, rows=64, size=0.05)
+    assert "the noise on the outputs is too large (0.0" in message
+
+
+@pytest.mark.parametrize("fn", [lambda x: (x @ A.to(x)).round(), lambda x: x.round() @ A.to(x)])
+def test_a_box_that_jumps(fn):
+    layer = layer_of(fn)
+    (message,) = warned(layer, 100, rows=64)
+    assert "jumps, or is piecewise constant" in message
+    assert layer.health.last.jumps
+
+
+def test_jumps_that_are_small_beside_the_spread_are_nothing_to_speak_of():
+    layer = layer_of(lambda x: waves(x).mul(100).round().div(100))
+    train(layer, 100, rows=64)
+    assert not layer.health.last.jumps
 
 
 def test_a_warning_once_for_each_layer():

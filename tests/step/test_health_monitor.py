@@ -6,14 +6,14 @@ import pytest
 
 from bondgrad.step._health import HealthMonitor, HealthReport
 
-WELL = HealthReport(alike=True, noise=0.0, rough=1e-8, signal=50.0, drowned=0.01, at_limit=0.0, dead=False)
+WELL = HealthReport(alike=True, noise=0.0, rough=1e-8, signal=50.0, drowned=0.01, dead=False)
 NOISY = WELL._replace(alike=False, noise=0.1)
 
 
 def said(reports):
     """The number of reports after which each warning came, and a word of it."""
     monitor, found = HealthMonitor(), []
-    words = ["same answers", "grew", "do not change at all", "no signal", "too coarse", "spoils many signs"]
+    words = ["same answers", "grew", "do not change at all", "no signal", "jumps", "too rough or coarse", "too large"]
     for i, report in enumerate(reports):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -48,29 +48,57 @@ def test_a_box_that_does_not_move_is_named_after_four_trials():
     assert said([dead, dead, dead, WELL] * 3) == []
 
 
+def test_a_box_that_jumps_is_named_after_four_trials_and_nothing_is_said_of_its_noise():
+    jumps = NOISY._replace(jumps=True, signal=0.0, drowned=5.0)
+    assert said([jumps] * 20) == [(4, "jumps")]
+    assert said([jumps, jumps, jumps, NOISY] * 5) == []
+    dead = jumps._replace(dead=True)
+    assert said([dead] * 20) == [(4, "do not change at all")]
+    both = [dead, dead, jumps._replace(dead=False, jumps=False), jumps] * 5
+    assert said(both) == []  # neither of the two for four trials in a row
+
+
 @pytest.mark.parametrize(
     ("signal", "drowned", "news"),
-    [(2.9, 1.1, [(4, "no signal")]), (3.0, 1.1, []), (2.9, 1.0, [])],
+    [(5.99 / 4, 1.1, [(9, "no signal")]), (1.51, 1.1, [(9, "too large")]), (1.49, 1.0, [(9, "too large")])],
 )
 def test_there_is_no_signal_where_slopes_do_not_agree_and_are_mostly_noise(signal, drowned, news):
+    """Four trials in a row count as one: three deviations in their sum, divided by the root of four."""
     report = NOISY._replace(signal=signal, drowned=drowned)
-    assert said([report] * 9) == news
-    assert said([report, report, report, NOISY] * 3) == []
-    dead = report._replace(dead=True)
-    assert said([report, report, report, dead] * 3) == []  # neither of the two for four trials in a row
+    assert said([report] * 20) == news
+    assert said([report, report, report, NOISY] * 5) == []
+    for other in (report._replace(dead=True), report._replace(jumps=True)):
+        assert said([report, report, report, other] * 5) == []
 
 
-@pytest.mark.parametrize(("drowned", "at_limit", "warns"), [(0.11, 0.5, True), (0.1, 0.5, False), (0.11, 0.49, False)])
-@pytest.mark.parametrize(("alike", "word"), [(True, "too coarse"), (False, "spoils many signs")])
-def test_signs_are_wrong_where_steps_cannot_grow_against_the_noise(drowned, at_limit, warns, alike, word):
-    report = NOISY._replace(alike=alike, noise=0.0 if alike else 0.1, drowned=drowned, at_limit=at_limit)
-    assert said([report] * 9) == ([(4, word)] if warns else [])
+def test_signals_of_four_trials_in_a_row_add_up():
+    silent = NOISY._replace(signal=1.0, drowned=2.0)
+    assert said([silent] * 5 + [silent._replace(signal=2.99), silent, silent, silent]) == [(9, "no signal")]
+    assert said([silent] * 5 + [silent._replace(signal=3.01), silent, silent, silent]) == [(9, "too large")]
+
+
+def test_weakness_is_not_judged_before_steps_have_settled():
+    silent, coarse = NOISY._replace(signal=0.0, drowned=2.0), WELL._replace(drowned=0.2)
+    for report, word in ((silent, "no signal"), (coarse, "too rough or coarse")):
+        assert said([report] * 8) == []
+        assert said([report] * 8 + [WELL] * 20) == []
+        well = WELL._replace(alike=report.alike)
+        assert said([well] * 5 + [report] * 4) == [(9, word)]
+        assert said([well] * 6 + [report] * 9) == [(10, word)]
+
+
+@pytest.mark.parametrize(("drowned", "warns"), [(0.11, True), (0.1, False)])
+@pytest.mark.parametrize(("alike", "word"), [(True, "too rough or coarse"), (False, "too large")])
+def test_signs_are_wrong_where_a_tenth_of_the_slopes_square_is_noise(drowned, warns, alike, word):
+    report = NOISY._replace(alike=alike, noise=0.0 if alike else 0.1, drowned=drowned)
+    assert said([report] * 20) == ([(9, word)] if warns else [])
+    assert said([report, report, report, NOISY] * 5) == []
 
 
 def test_where_there_is_no_signal_nothing_is_said_of_signs():
-    silent = NOISY._replace(signal=0.0, drowned=2.0, at_limit=1.0)
+    silent = NOISY._replace(signal=0.0, drowned=2.0)
     loud = silent._replace(signal=10.0)
-    assert said([silent] * 4 + [loud] * 4) == [(4, "no signal")]
+    assert said([silent] * 9 + [loud] * 9) == [(9, "no signal")]
 
 
 def test_the_first_four_trials_and_the_last_few_are_what_is_remembered():

@@ -93,8 +93,30 @@ def test_noise_that_cannot_be_told_is_none(later):
 def test_steps_reach_no_further_than_a_quarter_of_what_limits_leave():
     x = torch.tensor([[-1.0, 0.0], [1.0, 0.0], [-1.0, 8.0], [1.0, 8.0]])
     _, _, rows = trial_rows(BlackBox(square, 2, limits=((-1, -50), (1, 50))), x, torch.ones(4, 2))
-    assert rows.reach.tolist() == [0.5, 4.0]
-    assert trial_rows(BlackBox(square, 2), x, torch.ones(4, 2))[2].reach.tolist() == [1.0, 4.0]
+    deviation = math.sqrt(4 / 3)  # of ±1 at four rows
+    assert rows.reach.tolist() == pytest.approx([0.5, 4 * deviation])
+    point = rows.starting_point()
+    assert point.room.tolist() == [0.75, 37.5]  # half as far again: where most moves to one side fit
+    assert point.typical.tolist() == pytest.approx([0.5, 4 * deviation])
+    free = trial_rows(BlackBox(square, 2), x, torch.ones(4, 2))[2]
+    assert free.reach.tolist() == pytest.approx([deviation, 4 * deviation])
+    assert free.starting_point().room is None
+
+
+@pytest.mark.parametrize(("estimator", "together"), [("central", False), ("forward", False), ("simultaneous", True)])
+def test_a_first_step_is_one_length_where_all_inputs_move_at_once(estimator, together):
+    _, _, rows = trial_rows(BlackBox(square, 2, estimator=estimator), torch.randn(8, 2), torch.ones(8, 2))
+    assert rows.starting_point().together == together
+    assert rows.box.parts.estimator.differences.together == together
+
+
+def test_a_trial_has_the_typical_moves_of_inputs_within_limits():
+    x = torch.tensor([[9.0, 5.0], [10.0, 5.0], [11.0, 5.0], [10.0, 5.0]])
+    _, _, rows = trial_rows(BlackBox(square, 2, policy=Fixed(0.1), limits=((0, 4), (40, 6))), x, torch.ones(4, 2))
+    trial = rows.trial(steps_of(0.1, x), torch.zeros(4, 2))
+    # Half the size of the first input is more than its deviation; a quarter of the range of the second is less.
+    assert trial.spread.tolist() == pytest.approx([math.sqrt(402 / 4) / 2, 0.5])
+    assert trial.typical.tolist() == pytest.approx([math.sqrt(2 / 3), 0.5])
 
 
 def test_the_norm_of_the_losss_gradient_is_that_at_outputs_that_depend_on_an_input():
@@ -131,8 +153,19 @@ def test_a_box_that_does_not_answer_leaves_no_report_and_the_noise_as_it_was():
     with pytest.warns(UserWarning, match="8 rows got no finite output"):
         step, _, rows = trial_rows(layer, x, torch.ones(8, 2))
     step.schedule.noise = 0.25
-    result = result_of(rows.trial(steps_of(0.1, x), torch.zeros(8, 2)), step, 7)
+    result = result_of(rows.trial(steps_of(0.1, x), torch.zeros(8, 2)), step, 7, {})
     assert (result.evaluations, result.report, result.noise) == (7, None, 0.25)
+
+
+@pytest.mark.parametrize("jumps", [False, True])
+def test_a_report_says_whether_the_policy_found_jumps(jumps):
+    x, ones = torch.randn(8, 2), torch.ones(8, 2)
+    layer = BlackBox(square, 2, policy="calibrated")
+    step, _, rows = trial_rows(layer, x, ones)
+    state = layer.policy.init(2) | {"jumps": torch.tensor(float(jumps))}
+    assert result_of(rows.trial(steps_of(0.1, x)), step, 7, state).report.jumps is jumps
+    step, _, rows = trial_rows(BlackBox(square, 2, policy=Fixed(0.1)), x, ones)
+    assert result_of(rows.trial(steps_of(0.1, x)), step, 7, {}).report.jumps is False  # nobody looked
 
 
 def test_noise_that_both_ends_have_in_common_is_none_at_the_start():
