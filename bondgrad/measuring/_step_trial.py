@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class WeightSettings:
-    """The weight of a row in sums of squares: 1 / (the square of its slopes + that of noise + a part of the typical)."""
+    """The weight of a row in sums: 1 / (the square of its slopes + that of noise + a part of a typical one)."""
 
     noise: float = 30.0  # variances of the noise; with fewer, rows that noise makes small would count too much
     least: float = 1e-3  # part of the typical square: in trials the median over rows, at the first step their mean
