@@ -250,7 +250,7 @@ def _next_round(state: State, rows: int, differences: Differences, most_readings
     typical = relative[signal].median().nan_to_num(1.0)  # NaN without a signal
     relative = torch.where(signal | few, relative, (relative * typical).sqrt())
     if differences.together:  # the slope over a short step of one input would be lost in what others add over long ones
-        relative = relative.median().expand_as(relative)
+        relative = relative.log().mean().exp().expand_as(relative)
     farthest = torch.where(answered, SETTINGS.farthest_few if few else SETTINGS.farthest, SETTINGS.farthest_failing)
     relative = torch.minimum(relative, farthest)
     step = torch.minimum(torch.where(jumps > 0, spread, relative * spread), state["farthest"])

@@ -163,14 +163,15 @@ class HealthMonitor:
     def _warn_of_noise(self, lately: list[HealthReport]) -> None:
         now, signal = lately[-1], sum(v.signal for v in lately) / math.sqrt(len(lately))
         size = f"{now.noise or now.rough:.2g}"
-        if signal < SETTINGS.signal and all(v.drowned > SETTINGS.alive for v in lately):
+        drowned = all(v.drowned > SETTINGS.noisy_share for v in lately)
+        if drowned and signal < SETTINGS.signal:
             self._say(
                 "silent",
                 f"there is no signal in the gradient: differences are nothing but noise ({size} on the outputs), and "
                 "the network before the box learns nothing. Average readings (repeats=), or give the box larger "
                 "inputs.",
             )
-        elif "silent" not in self._said and all(v.drowned > SETTINGS.noisy_share for v in lately):
+        elif drowned and "silent" not in self._said:
             coarse = all(v.alike for v in lately)
             cause = "the box's outputs are too rough or coarse" if coarse else "the noise on the outputs is too large"
             remedy = "G" if coarse else "Average readings (repeats=), or g"

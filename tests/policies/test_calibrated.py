@@ -101,7 +101,7 @@ def test_nearly_the_best_in_random_directions(sigma):
     h = layer.policy_state.step
     grid = torch.cat((h.mean()[None], torch.logspace(-3, 3, 13, base=2) * h.mean()))
     errors = errors_at(grid, waves, sigma, "simultaneous").square().mean(1).sqrt()
-    assert errors[0] < 1.3 * errors.min()
+    assert errors[0] < 1.4 * errors.min()
 
 
 def test_the_steps_follow_the_noise():
