@@ -245,6 +245,32 @@ def test_the_standard_error_is_that_of_the_mean_of_readings():
         assert float(torch.stack(sizes).median()) == pytest.approx(3 * math.sqrt(0.5 / readings), rel=0.15)
 
 
+@pytest.mark.parametrize("settings", [{}, {"eager": True}], ids=["usual", "eager"])
+def test_the_layer_knows_at_once_how_many_readings_the_policy_wants(settings):
+    """A captured step is captured again then, and not only after the next trial."""
+    layer, readings, versions = layer_of(noisy(waves, 0.3), policy=Calibrated(readings=8), **settings), [], []
+    for x, gy in problems(10, dtype=torch.float32):
+        gradient(layer, x, gy)
+        readings.append(int(layer.policy_state.readings))
+        versions.append(layer.version)
+        assert layer.repeats == readings[-1]
+    changed = [i for i in range(1, 10) if readings[i] != readings[i - 1]]
+    assert changed
+    assert all(versions[i] != versions[i - 1] for i in changed)
+
+
+def test_gradients_that_are_accumulated_when_readings_change():
+    """All forward passes come before the backward pass with the trial that asks for more readings."""
+    layer = layer_of(noisy(waves, 0.3), policy=Calibrated(readings=8))
+    for _ in range(10):
+        passes = [(x.requires_grad_(), gy) for x, gy in problems(3, dtype=torch.float32)]
+        outputs = [(layer(x), x, gy) for x, gy in passes]
+        for y, x, gy in outputs:
+            assert torch.autograd.grad(y, x, gy)[0].isfinite().all()
+    assert layer.repeats == 8
+    assert 0.5 < float(layer.policy_state.noise.sqrt() * layer.policy_state.unit) / (0.3 * math.sqrt(0.5 / 8)) < 2
+
+
 def test_without_a_say_of_the_policy_it_is_as_the_layer_is_told():
     layer = BlackBox(noisy(waves, 0.3), D, K, policy=Calibrated(), repeats=3, seed=0)
     for x, gy in problems(30, dtype=torch.float32):
