@@ -316,6 +316,24 @@ def test_states_saved_with_former_names_are_taken():
     assert "1.findings._extra_state" in before  # which is not ours to change
 
 
+def test_the_state_of_a_policy_that_had_another_form_begins_anew():
+    layers = [BlackBox(Waves(3, 5), 3, seed=seed) for seed in (0, 1)]
+    for layer in layers:
+        for _ in range(20):
+            gradient(layer, torch.randn(16, 3), torch.randn(16, 5))
+    assert all(layer.policy_state.schedule.trials > 3 for layer in layers)
+    before = layers[0].state_dict()
+    before["policy_state.sums"] = before["policy_state.sums"][:6]
+    del before["policy_state.jumps"]
+    layers[1].load_state_dict(before)
+    assert layers[1].policy_state.schedule.trials == 0
+    assert layers[1].policy_state.random.seed == layers[0].policy_state.random.seed
+    gradient(layers[1], torch.randn(16, 3), torch.randn(16, 5))
+    assert layers[1].policy_state.schedule.trials == 1
+    with pytest.raises(RuntimeError, match="key"):
+        BlackBox(Waves(3, 5), 3, policy="bond").load_state_dict(layers[0].state_dict())
+
+
 def test_vitals_are_called_health():
     layer = BlackBox(Waves(3, 5), 3)
     gradient(layer, torch.randn(16, 3), torch.randn(16, 5))

@@ -19,7 +19,7 @@ class HealthSettings:
     grown_noise: float = 4.0  # factor of the noise at first that is worth a warning
     first_trials: int = 4  # that say what is usual
     trials_in_a_row: int = 4  # that must agree before anything is said
-    settling: int = 16  # trials in which a policy looks for its steps, so that they are not judged yet
+    settling: int = 64  # rows of trials with which a policy looks for its steps, so that they are not judged yet
     signal: float = 3.0  # standard deviations by which slopes at two steps must agree to count as a signal
     hidden: float = 2.0  # standard deviations of the noise of a slope, below which it counts as hidden
     hidden_share: float = 0.2  # part of the slopes that is hidden, from which on a warning is worth it
@@ -44,6 +44,7 @@ class HealthReport(NamedTuple):
     hidden: float = 0.0  # part of the slopes that the noise of repeated answers hides
     uneven: bool = False  # whether slopes that it does not hide differ by orders of magnitude from row to row
     jumps: bool = False  # whether the box jumps, or is piecewise constant, on the scale on which its inputs vary
+    rows: int = 0  # of the trial
     woken: int = 0  # dependencies that a found structure lacked, and that were added to it in the course of training
 
 
@@ -95,7 +96,7 @@ def examine(trial: StepTrial, y: Tensor) -> HealthReport:
     read = torch.stack([number.double() for number in numbers]).nan_to_num(0, math.inf)  # one transfer for all
     alike, deviation, roughness, signal, drowned, dead, hidden, contrast = read.tolist()
     uneven = contrast > 0.5 and len(sound) >= SETTINGS.uneven_rows
-    return HealthReport(alike == 1, deviation, roughness, signal, drowned, dead == 1, hidden, uneven)
+    return HealthReport(alike == 1, deviation, roughness, signal, drowned, dead == 1, hidden, uneven, rows=len(sound))
 
 
 class HealthMonitor:
@@ -104,7 +105,7 @@ class HealthMonitor:
     def __init__(self) -> None:
         self.last: HealthReport | None = None
         self._seen: list[HealthReport] = []  # the first, and the last few
-        self._trials = 0  # that were watched
+        self._rows = 0  # of all trials
         self._said: set[str] = set()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -114,7 +115,7 @@ class HealthMonitor:
     def watch(self, now: HealthReport) -> None:
         """Take in the report of a trial, and warn of what it and those before it show."""
         self.last = now
-        self._trials += 1
+        self._rows += now.rows
         first, lately = self._seen[: SETTINGS.first_trials], [*self._seen, now][-SETTINGS.trials_in_a_row :]
         if len(first) == SETTINGS.first_trials:
             if all(v.alike for v in first) and not now.alike:
@@ -157,7 +158,7 @@ class HealthMonitor:
                 "nothing, or a single jump. Its gradient is taken over one standard deviation of every input; "
                 "policy=bondgrad.policies.Fixed(step) sets another distance.",
             )
-        elif self._trials > SETTINGS.settling and not any(v.jumps or v.dead for v in lately):
+        elif self._rows > SETTINGS.settling and not any(v.jumps or v.dead for v in lately):
             self._warn_of_noise(lately)
 
     def _warn_of_noise(self, lately: list[HealthReport]) -> None:

@@ -113,6 +113,17 @@ class PolicyState(nn.Module):
         vars(self.progress).update(state.get("progress", {}))
         self.ranks.forget()
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:  # noqa: ANN401
+        """Load a state; where that of the policy has another form, as those of earlier versions, it begins anew."""
+        own = {f"{prefix}{name}": self.get_buffer(name) for name in self.names}
+        saved = {name: state_dict[name] for name in own if name in state_dict}
+        other = bool(saved) and any(name not in saved or saved[name].shape != t.shape for name, t in own.items())
+        if other:
+            state_dict = state_dict | own
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        if other:
+            self.schedule.begin()
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "PolicyState":
         kept = {name: self.get_buffer(name) for name in self.names}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
