@@ -6,7 +6,7 @@ import pytest
 
 from bondgrad.step._health import HealthMonitor, HealthReport
 
-WELL = HealthReport(alike=True, noise=0.0, rough=1e-8, signal=50.0, drowned=0.01, dead=False)
+WELL = HealthReport(alike=True, noise=0.0, rough=1e-8, signal=50.0, drowned=0.01, dead=False, rows=4)
 NOISY = WELL._replace(alike=False, noise=0.1)
 
 
@@ -81,6 +81,14 @@ def test_signals_of_four_trials_in_a_row_add_up():
     silent = NOISY._replace(signal=1.0, drowned=2.0)
     assert said([silent] * 13 + [silent._replace(signal=2.99), silent, silent, silent]) == [(17, "no signal")]
     assert said([silent] * 13 + [silent._replace(signal=3.01), silent, silent, silent]) == [(17, "too large")]
+
+
+@pytest.mark.parametrize(("rows", "trial"), [(1, 65), (4, 17), (15, 5), (16, 5), (17, 4), (22, 4), (64, 4)])
+def test_steps_have_settled_after_trials_at_sixty_four_rows(rows, trial):
+    """But four trials in a row are needed in any case."""
+    coarse = WELL._replace(drowned=0.2, rows=rows)
+    assert said([coarse] * (trial - 1)) == []
+    assert said([coarse] * 70) == [(trial, "too rough or coarse")]
 
 
 def test_weakness_is_not_judged_before_steps_have_settled():

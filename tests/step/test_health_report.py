@@ -52,6 +52,8 @@ def test_roughness_is_the_standard_deviation_of_the_outputs(differences):
 
 def test_boxes_that_do_not_move():
     y = torch.ones(4, 2)
+    assert examine(trial(), y).rows == 4
+    assert examine(trial(sound=False), y).rows == 4
     assert not examine(trial(), y).dead
     assert examine(trial(torch.zeros(3, 4, 3)), y).dead
     assert not examine(trial(torch.zeros(3, 4, 3), sound=False), y).dead  # there were no answers
