@@ -135,11 +135,12 @@ def _disagreement(start: StartingPoint, one: Rung, four: Rung) -> Tensor:
     """
     known = torch.isfinite(one.slopes) & torch.isfinite(four.slopes)
     a, b = torch.where(known, one.slopes, 0), torch.where(known, four.slopes, 0)
-    unit = torch.maximum(a.abs().amax(0), b.abs().amax(0)).clamp_min(torch.finfo(a.dtype).tiny)
+    unit, tiny = torch.maximum(a.abs().amax(0), b.abs().amax(0)), torch.finfo(a.dtype).tiny
+    unit = torch.where(unit > 0, unit, 1)
     a, b = a / unit, b / unit  # so that squares do not overflow
-    total, by_noise = a.square() + b.square(), start.noise * (1 + 1 / 16) / (one.step * unit).square()
+    total, by_noise = a.square() + b.square(), start.noise * (1 + 1 / 16) / (one.step * unit).square().clamp_min(tiny)
     apart = torch.where(known, torch.maximum((b - a).square(), by_noise), 0)
-    weight = 1 / (total + WEIGHTS.noise * by_noise + WEIGHTS.least * total.mean(0)).clamp_min(torch.finfo(a.dtype).tiny)
+    weight = 1 / (total + WEIGHTS.noise * by_noise + WEIGHTS.least * total.mean(0)).clamp_min(tiny)
     apart, total = (weight * apart).sum(0), (weight * total).sum(0)
     if len(a) < SETTINGS.few_rows:
         apart, total = apart.sum().expand_as(apart), total.sum().expand_as(total)

@@ -232,7 +232,8 @@ def _next_round(state: State, rows: int, differences: Differences, most_readings
     h, spread, sums = state["step"], state["spread"], TrialSums(*state["sums"])
     noise = _noise(state, sums)
     errors = SlopeErrors.of(sums, noise / h.square(), differences)
-    jumps = _unless_smooth((state["jumps"] + errors.roughness.nan_to_num(SETTINGS.jumping)) / 2 * (state["jumps"] > 0))
+    rough = errors.roughness.nan_to_num(SETTINGS.jumping, SETTINGS.jumping)  # not finite: D(h) is D(2h) everywhere
+    jumps = _unless_smooth((state["jumps"] + rough) / 2 * (state["jumps"] > 0))
     readings = _readings(errors, state["readings"], 1 if jumps > 0 else most_readings, differences.order)
     less = state["readings"] / readings  # noise of the mean of readings
     noise, errors = noise * less, errors._replace(noise=errors.noise * less)

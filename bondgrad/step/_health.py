@@ -90,7 +90,7 @@ def examine(trial: StepTrial, y: Tensor) -> HealthReport:
         agreement,
         torch.where(alive.any(), drowned[alive].median(), drowned.nanmedian()),
         sound.any() & (slopes == 0).all(),
-        1 - seen.sum() / sound.sum(),
+        (1 - seen.sum() / sound.sum()) * (deviation > 0),  # slopes of zero are not hidden where there is no noise
         (contrast > SETTINGS.uneven).double().mean(),
     )
     read = torch.stack([number.double() for number in numbers]).nan_to_num(0, math.inf)  # one transfer for all

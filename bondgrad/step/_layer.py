@@ -303,6 +303,7 @@ class Layer(nn.Module):
 
     def _commit_trial(self, trial: TrialResult) -> None:
         self.policy_state.schedule.tried(trial.evaluations, trial.noise)
+        self._choose_readings(self.policy_state.device)  # at once, since replays of a captured step do not ask for it
         if trial.report is not None:
             self.health.watch(trial.report)
 

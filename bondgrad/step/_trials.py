@@ -191,6 +191,7 @@ def result_of(trial: StepTrial, step: StepInputs, evaluations: int, state: State
     policy = step.parts.policy
     report = examine(trial, step.y)._replace(jumps=isinstance(policy, MeasuringPolicy) and policy.jumps(state))
     seeded = step.parts.function.seed_position is not None
+    report = report._replace(hidden=0.0) if seeded else report  # noise that both ends have in common hides nothing
     return TrialResult(evaluations, report, measured_noise(report, step.schedule.noise, seeded))
 
 

@@ -192,3 +192,27 @@ def test_the_standard_error_within_limits():
     for x, gy in problems(200):
         gradient(layer, x.tanh(), gy)
     assert float(torch.stack(ratios[50:]).square().mean().sqrt()) == pytest.approx(1, abs=0.15)
+
+
+# ---- slopes of nothing, and of more than there is
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("live", [(1.0, 1, 0, 0), (0.0, 0, 0, 1)])
+def test_inputs_that_have_no_influence_do_not_make_first_steps_long(live, rows):
+    layer = layer_of(lambda x: torch.sin(3 * x) * torch.tensor(live).to(x), k=D)
+    trained(layer, 1, rows=rows)
+    assert layer.policy_state.step.max() < 1e-3
+    for x, gy in problems(10, rows=rows, k=D, seed=2):
+        assert close(gradient(layer, x, gy), exact_gradient(lambda x: torch.sin(3 * x) * torch.tensor(live), x, gy))
+
+
+@pytest.mark.parametrize("size", [1e60, 1e120])
+def test_slopes_beyond_single_precision_keep_their_first_steps(size):
+    layer = trained(layer_of(lambda x: size * waves(x)), 60)
+    assert all(buffer.isfinite().all() for buffer in layer.policy_state.buffers())
+    assert layer.policy_state.round == 0  # nothing can be learnt of them
+    for x, gy in problems(10, seed=2):
+        assert close(gradient(layer, x, gy) / size, exact_gradient(waves, x, gy), 1e-6)
+    assert layer.health.last.signal > 1e6
+    assert layer.health.last.drowned < 1e-6

@@ -19,14 +19,14 @@ def state_of(d=1, step=0.5, **values):
     return POLICY.init(d) | {name: torch.as_tensor(value, dtype=torch.float32) for name, value in given.items()}
 
 
-def observation(state, slopes, rows=None, spread=1.0, sound=True, typical=None):
+def observation(state, slopes, rows=None, spread=1.0, sound=True, typical=None, repeated=0.0):
     """A trial in which D(h/2), D(h), D(2h) were these slopes [3, r, d], in a batch of so many rows."""
     slopes = torch.as_tensor(slopes, dtype=torch.float64)
     _, r, d = slopes.shape
     step, g = state["step"].double(), torch.zeros(r if rows is None else rows, d, dtype=torch.float64)
     spreads, sound = torch.full((d,), spread, dtype=torch.float64), torch.as_tensor(sound).expand(r, d)
     typical = spreads if typical is None else torch.full_like(spreads, typical)
-    trial = StepTrial(CENTRAL, spreads, typical, step.expand(r, d), slopes, sound, torch.zeros(r, 1))
+    trial = StepTrial(CENTRAL, spreads, typical, step.expand(r, d), slopes, sound, torch.full((r, 1), repeated))
     return Observation(g, g, Steps(step, step, step, step), CENTRAL, trial)
 
 
@@ -51,24 +51,34 @@ def noise_of(odd):
 
 
 def test_a_summary_has_the_sums_of_a_trial_and_what_a_joint_start_needs():
-    """The last seven rows are weighted by the number of rows: the spread and one; the start and one."""
-    state = state_of(unit=2.0, farthest=[3.0], jumps=0.0)
+    """The last eight rows are weighted by the number of rows: spread, randomness and one; the start and one."""
+    state = state_of(unit=2.0, farthest=[3.0])
     seen = observation(state, [[[6.0], [2.0]], [[4.0], [2.0]], [[2.0], [2.0]]], rows=5, spread=0.7, typical=0.3)
     summary = POLICY.summarize(state, seen)
-    assert summary.shape == (COUNT + 7, 1)
+    assert summary.shape == (COUNT + 8, 1)
     assert summary.dtype == torch.float32
     assert torch.equal(summary[:COUNT], TrialSums.of(seen.trial, state["unit"], state["step"]))
-    values = [0.7, 1, math.log(0.5), math.log(2), math.log(3), 0, 1]
+    values = [0.7, 0, 1, math.log(0.5), math.log(2), math.log(3), 0, 1]
     assert summary[COUNT:, 0].tolist() == pytest.approx([5 * value for value in values])
-    assert float(POLICY.summarize(state | {"jumps": torch.ones(())}, seen)[COUNT]) == pytest.approx(5 * 0.3)
+    jumping = POLICY.summarize(state | {"jumps": torch.tensor(1.5)}, seen)[COUNT:, 0].tolist()
+    assert jumping == pytest.approx([5 * value for value in (0.3, *values[1:-2], 1.5, 1)])
+
+
+@pytest.mark.parametrize(("repeated", "random"), [(0.0, 0), (1e-30, 1), (-2.0, 1), (math.nan, 0)])
+def test_a_box_answers_at_random_where_repeated_answers_differ_at_all(repeated, random):
+    state = state_of()
+    seen = observation(state, alike(2), rows=5, repeated=repeated)
+    assert float(POLICY.summarize(state, seen)[COUNT + 1]) == 5 * random
+    one_row = seen._replace(trial=seen.trial._replace(repeated=torch.tensor([[0.0], [repeated]])))
+    assert float(POLICY.summarize(state, one_row)[COUNT + 1]) == 5 * random
 
 
 def test_a_summary_without_a_trial_or_a_step_is_zero_there():
     g, h = torch.zeros(3, 2), torch.tensor([0.1, 0.0])
     state = state_of(2, step=0.1)
     summary = POLICY.summarize(state, Observation(g, g, Steps(h, h, h, h), CENTRAL))
-    assert not summary[: COUNT + 2].any()
-    assert summary[COUNT + 2 :, 0].tolist() == pytest.approx([3 * math.log(0.1), 0, 3 * math.log(1e30), 0, 3])
+    assert not summary[: COUNT + 3].any()
+    assert summary[COUNT + 3 :, 0].tolist() == pytest.approx([3 * math.log(0.1), 0, 3 * math.log(1e30), 0, 3])
     assert not summary[:, 1].any()
 
 
@@ -85,7 +95,7 @@ def test_sums_of_trials_add_up_in_a_round():
 
 def test_processes_that_started_by_themselves_go_on_with_the_mean_of_their_steps():
     """Three rows with steps 0.1 and one row with 0.4, in one and four units; their geometric means."""
-    summary = torch.zeros(COUNT + 7, 1)
+    summary = torch.zeros(COUNT + 8, 1)
     for rows, step, unit, farthest in ((3, 0.1, 1.0, 2.0), (1, 0.4, 4.0, 32.0)):
         state = state_of(step=step, unit=unit, farthest=[farthest])
         g, h = torch.zeros(rows, 1), state["step"]
@@ -101,13 +111,19 @@ def test_processes_that_started_by_themselves_go_on_with_the_mean_of_their_steps
     assert float(later["step"]) == 2
 
 
-@pytest.mark.parametrize(("found", "joint"), [((3, 2), 1), ((2, 3), 0), ((5, 0), 1), ((0, 5), 0)])
-def test_they_agree_on_whether_there_are_jumps_by_the_majority_of_rows(found, joint):
-    g_and_state = [(torch.zeros(rows, 2), state_of(2, jumps=jumps)) for rows, jumps in zip(found, (1, 0), strict=True)]
-    summary = sum(
-        POLICY.summarize(state, Observation(g, g, Steps(*[state["step"]] * 4), CENTRAL)) for g, state in g_and_state
-    )
-    assert float(POLICY.observe(POLICY.init(2), summary, 5, CENTRAL)["jumps"]) == joint
+@pytest.mark.parametrize(
+    ("rows", "jumps", "joint"),
+    [((3, 2), (2, 0), 1.2), ((2, 3), (2, 0), 0.8), ((3, 7), (2, 0), 0), ((5, 0), (1.5, 2), 1.5), ((0, 5), (2, 0), 0)],
+)
+def test_they_agree_on_whether_there_are_jumps_by_the_mean_roughness_over_their_rows(rows, jumps, joint):
+    """Below six tenths there are none."""
+    summary = 0
+    for count, roughness in zip(rows, jumps, strict=True):
+        g, state = torch.zeros(count, 2), state_of(2, jumps=roughness)
+        summary = summary + POLICY.summarize(state, Observation(g, g, Steps(*[state["step"]] * 4), CENTRAL))
+    found = POLICY.observe(POLICY.init(2), summary, sum(rows), CENTRAL)["jumps"]
+    assert found.shape == ()
+    assert float(found) == pytest.approx(joint)
 
 
 def test_they_wait_for_a_process_that_has_not_started():
@@ -154,6 +170,7 @@ def test_a_box_with_jumps_starts_with_typical_moves():
     found = POLICY.start(POLICY.init(2), point)
     assert POLICY.jumps(found)
     assert found["step"].tolist() == found["spread"].tolist() == [1, 2]
+    assert float(found["jumps"]) == 2  # the roughness that is supposed of it
     smooth = POLICY.start(POLICY.init(2), point._replace(slopes=lambda h: (1 + 1e-3 * h).expand(8, 2)))
     assert smooth["spread"].tolist() == [2, 3]
     assert not POLICY.jumps(smooth)
@@ -225,7 +242,7 @@ def test_the_input_with_the_most_rows_decides():
 
 
 def test_spreads_are_averaged_with_the_past():
-    assert float(after(state_of(**LONGER), alike(), spread=3.0)["spread"]) == pytest.approx(0.8 * 1 + 0.2 * 3)
+    assert float(after(state_of(**LONGER), alike(), spread=3.0)["spread"]) == pytest.approx(0.9 * 1 + 0.1 * 3)
     assert float(after(state_of(spread=[0.0], **LONGER), alike(), spread=3.0)["spread"]) == 3
 
 
@@ -233,8 +250,8 @@ def test_spreads_are_averaged_with_the_past():
     ("rows", "spread", "step", "new_spread", "trial_rows"),
     [
         (8, 0.2, 0.4, 0.2, 4),  # eight times less is let pass, ten times less is not
-        (7, 0.2, 0.5, 0.8 * 2 + 0.2 * 0.2, 20),  # too few rows to tell
-        (8, 0.25, 0.5, 0.8 * 2 + 0.2 * 0.25, 20),
+        (7, 0.2, 0.5, 0.9 * 2 + 0.1 * 0.2, 20),  # too few rows to tell
+        (8, 0.25, 0.5, 0.9 * 2 + 0.1 * 0.25, 20),
     ],
 )
 def test_where_inputs_vary_much_less_steps_shrink_and_trials_are_forgotten(rows, spread, step, new_spread, trial_rows):

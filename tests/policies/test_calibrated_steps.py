@@ -6,19 +6,22 @@ import pytest
 import torch
 
 from bondgrad.policies import Batch, Calibrated, Differences
-from bondgrad.policies._calibrated import FACTORS, NOT_LIMITED, SETTINGS, _best_factor, _is_smooth, _next_round, _noise
+from bondgrad.policies._calibrated import FACTORS, NOT_LIMITED, SETTINGS, _best_factor, _next_round, _noise
 from bondgrad.policies._trial_sums import COUNT, SlopeErrors, TrialSums
+from tests.policies.test_trial_sums import certain
 
 CENTRAL, FORWARD, TOGETHER = Differences(), Differences(1, True), Differences(together=True)
 
 
 def errors_of(noise, bending=0.0, stretch=0.0, square=1.0, saturates=False):
     numbers = (torch.tensor([float(value)]) for value in (noise, bending, stretch, square))
-    return SlopeErrors(*numbers, torch.tensor([saturates]))
+    return SlopeErrors(*numbers, torch.tensor([saturates]), torch.zeros(()))
 
 
 def factor_of(*errors, order=2, **more):
-    return float(_best_factor(errors_of(*errors, **more), order))
+    factor, error = _best_factor(errors_of(*errors, **more), order)
+    assert factor.shape == error.shape == (1,)
+    return float(factor)
 
 
 def by_search(noise, bending=0.0, stretch=0.0, square=1.0, saturates=False, order=2):
@@ -29,7 +32,8 @@ def by_search(noise, bending=0.0, stretch=0.0, square=1.0, saturates=False, orde
         if -(0.1 if saturates else 0.3) <= stretched <= 0.25:
             error = (noise + 1e-10 * square) / factor**2 + bending * factor ** (2 * order)
             errors[factor] = (error + (0.1 * stretched) ** 2 * square) / (1 + stretched) ** 2
-    return min(errors, key=errors.get)
+    factor = min(errors, key=errors.get)
+    return factor, errors[factor]
 
 
 @pytest.mark.parametrize("order", [1, 2])
@@ -38,7 +42,9 @@ def by_search(noise, bending=0.0, stretch=0.0, square=1.0, saturates=False, orde
 @pytest.mark.parametrize(("noise", "bending"), [(1e-2, 1e-2), (1e-2, 1e-4), (1e-4, 1e-2), (0.3, 0.1), (3.0, 0.0)])
 def test_the_factor_with_the_least_relative_error(noise, bending, stretch, saturates, order):
     errors = {"noise": noise, "bending": bending, "stretch": stretch, "square": 2.0, "saturates": saturates}
-    assert factor_of(**errors, order=order) == pytest.approx(by_search(**errors, order=order))
+    factor, error = by_search(**errors, order=order)
+    assert factor_of(**errors, order=order) == pytest.approx(factor)
+    assert float(_best_factor(errors_of(**errors), order)[1]) == pytest.approx(error, rel=1e-5)
 
 
 def test_at_the_best_step_noise_is_order_times_the_bending():
@@ -88,11 +94,15 @@ def test_noise_is_the_median_over_inputs_with_answers_and_is_averaged_with_the_p
 # ---- a round
 
 
-def round_of(square, growth=0.0, noise=1.0, bent=0.0, half=-0.5, differences=CENTRAL, rows=16.0, batch=64, **more):
+def round_of(
+    square, growth=0.0, noise=1.0, bent=0.0, half=-0.5, differences=CENTRAL, rows=16.0, batch=64, rough=0.0, **more
+):
     """The state after a round with mean squares of slopes, one of each input, that grow by such parts from h to 2h.
 
-    They grow as the fit has it, and all but `bent` that it leaves is noise. From h/2 to h they do not shrink.
+    They grow as the fit has it, and all but `bent` that it leaves is noise. From h/2 to h they do not shrink. They
+    differ by `rough` times as much from h/2 to h as from h to 2h.
     """
+    most = more.pop("most", 1)
     counted = {name: more.pop(name, rows) for name in ("known", "sound")}
     common, common_half = (0.25, 1.0) if differences.shared_base else (0.0, 0.0)
     square = torch.tensor(square, dtype=torch.float64)
@@ -106,11 +116,11 @@ def round_of(square, growth=0.0, noise=1.0, bent=0.0, half=-0.5, differences=CEN
     change = left + 2 * growth * cross - growth**2 * (square + noise)
     half_cross = torch.full_like(square, half) * drawn - noise * (1 - common_half)
     one = torch.ones_like(square)
-    means = (one, square + noise, cross, change, half_cross, 0 * one)
+    means = (one, square + noise, cross, change, half_cross, rough * change)
     sums = torch.stack((*(rows * mean for mean in means), known, sound, noise * sound)).float()
     step = more.setdefault("step", [0.1] * len(square))
     state = state_of(len(square), sums=sums, **({"noise": noise * float(step[0]) ** 2} | more))
-    return _next_round(state, batch, differences)
+    return _next_round(state, batch, differences, most)
 
 
 def steps_after(*args, **values):
@@ -120,16 +130,14 @@ def steps_after(*args, **values):
 @pytest.mark.parametrize("differences", [CENTRAL, FORWARD, Differences(4)])
 @pytest.mark.parametrize("growth", [0.0, 0.2, 0.5, -0.2, -0.5])
 def test_the_step_of_an_input_with_a_signal_changes_by_the_best_factor(growth, differences):
-    # Bending seems as large as what fits leave, of which (2ᵖ - 1)² is bending but for that which noise explains twice.
-    order = differences.order
-    at_best = order * (0.25 - 2 * (0.25 if differences.shared_base else 0) + 1)
-    scale = ((2**order - 1) ** 2 - at_best) / max(1 + min(growth, 0), 1 / 1.5) ** -8
-    extra = 1 + 0.25 - 2 * (0.25 if differences.shared_base else 0)
+    # Fits leave (2ᵖ - 1)² times the bending and noise, of which more than there is on average is subtracted.
+    order, common, ratio = differences.order, 0.25 if differences.shared_base else 0, 1 + growth
+    at_best = order * (0.25 - 2 * common + 1)
+    scale = ((2**order - 1) ** 2 - certain(16) * at_best) / max(1 + min(growth, 0), 1 / 1.5) ** -8
+    by_noise = ratio**2 + 0.25 - 2 * ratio * common
     for square in (30.0, 100.0):
-        ratio = 1 + growth
-        by_noise = ratio**2 + 0.25 - 2 * ratio * (extra - 1.25) / -2
-        bent = by_noise + 40.0  # as much again as noise explains is subtracted
-        expected = by_search(1.0, 40.0 / scale, growth / (2**order - 1), square, order=order)
+        bent = certain(16) * by_noise + 40.0
+        expected, _ = by_search(1.0, 40.0 / scale, growth / (2**order - 1), square, order=order)
         assert steps_after([square], growth, bent=bent, differences=differences) == pytest.approx([0.1 * expected])
 
 
@@ -167,8 +175,8 @@ def test_an_input_without_a_signal_goes_half_way_to_the_others():
     )
 
 
-@pytest.mark.parametrize(("batch", "farthest"), [(64, 6.0), (8, 6.0), (7, 64.0)])
-def test_no_step_is_longer_than_six_spreads_or_sixty_four_of_few_rows(batch, farthest):
+@pytest.mark.parametrize(("batch", "farthest"), [(64, 4.0), (8, 4.0), (7, 64.0)])
+def test_no_step_is_longer_than_four_spreads_or_sixty_four_of_few_rows(batch, farthest):
     long = [0.6 * farthest, 0.4 * farthest]  # both want to double
     assert steps_after([1e4, 1e4], step=long, batch=batch) == pytest.approx([farthest, 0.8 * farthest])
     wide = [7 * step for step in long]
@@ -197,7 +205,8 @@ def test_inputs_that_move_together_have_the_same_length_relative_to_their_spread
     case = {"bent": [1e6, 0.0, 0.0], "spread": [1.0, 2.0, 5.0]}
     apart = steps_after([1e4] * 3, **case)
     assert apart == pytest.approx([0.025, 0.2, 0.2])  # of spreads 1/40, 1/10 and 1/25
-    assert steps_after([1e4] * 3, **case, differences=TOGETHER) == pytest.approx([0.04, 0.08, 0.2])
+    mean = (0.025 * 0.1 * 0.04) ** (1 / 3)
+    assert steps_after([1e4] * 3, **case, differences=TOGETHER) == pytest.approx([mean, 2 * mean, 5 * mean])
 
 
 def test_a_round_is_counted_and_its_sums_are_forgotten():
@@ -208,34 +217,76 @@ def test_a_round_is_counted_and_its_sums_are_forgotten():
     assert found["step"].dtype == found["jumps"].dtype == torch.float32
 
 
-# ---- jumps
+# ---- roughness
 
 
-def smooth(*inputs):
-    """Whether slopes with such (noise, bending, square) of each input are those of a smooth box."""
-    noise, bending, square = torch.tensor(inputs).T
-    return bool(_is_smooth(SlopeErrors(noise, bending, 0 * noise, square, noise > 0)))
+@pytest.mark.parametrize(
+    ("rough", "expected"), [(0.99, 0.25), (1.01, 1.0), (1.49, 1.0), (1.51, 2.0), (4.0, 2.0), (math.inf, 2.0)]
+)
+def test_steps_get_no_shorter_where_shorter_ones_are_no_better_and_longer_where_they_are_worse(rough, expected):
+    """Bending asks for a quarter."""
+    assert steps_after([100.0], bent=1e6, rough=rough) == pytest.approx([0.1 * expected])
 
 
-def test_bending_of_twelve_times_the_noise_is_that_of_a_smooth_box():
-    assert smooth((1.0, 12.1, 100.0))
-    assert not smooth((1.0, 11.9, 100.0))
-    assert smooth((1.0, 11.0, 100.0), (1.0, 13.1, 100.0))  # in the sum over inputs
-    assert not smooth((1.0, 11.0, 10.0), (1.0, 13.1, 100.0))  # relative to their slopes
-    assert smooth((1.0, 13.0, 1.0), (0.0, 0.0, 0.0))  # without slopes an input says nothing
-    assert not smooth((0.0, 0.0, 0.0))
+@pytest.mark.parametrize("rough", [1.2, 3.0])
+@pytest.mark.parametrize(("step", "expected"), [(0.7, 1.0), (1.0, 1.0), (1.5, 1.0), (3.5, 1.0), (8.0, 2.0)])
+def test_they_grow_to_their_spread_at_most_and_shrink_to_it(step, expected, rough):
+    if rough < 1.5:
+        expected = max(expected, min(step, 1.0)) if step >= 1 else step
+    assert steps_after([100.0], bent=1e6, rough=rough, step=[step]) == pytest.approx([expected])
+    scaled = steps_after([100.0], bent=1e6, rough=rough, step=[7 * step], spread=7.0)
+    assert scaled == pytest.approx([7 * expected])
+
+
+def test_a_step_that_gets_longer_for_other_reasons_does_so_beyond_the_spread():
+    for rough in (0.1, 1.2, 3.0):
+        assert steps_after([1e4], rough=rough, step=[0.9]) == pytest.approx([1.8])
+        assert steps_after([1e4], rough=rough, step=[1.5]) == pytest.approx([3.0])
+
+
+def test_each_input_grows_to_its_own_spread():
+    case = {"bent": 1e6, "rough": 3.0, "step": [0.1] * 3}
+    assert steps_after([1e4] * 3, **case, spread=[1.0, 0.15, 0.05]) == pytest.approx([0.2, 0.15, 0.05])
+    assert steps_after([1e4] * 3, **case, farthest=[NOT_LIMITED, 0.15, 0.05]) == pytest.approx([0.2, 0.15, 0.05])
 
 
 def test_with_jumps_steps_are_the_spread_whatever_the_errors_say():
-    found = round_of([1e4, 1e4], jumps=1.0, spread=[0.3, 4.0], farthest=[NOT_LIMITED, 2.5])
-    assert found["step"].tolist() == pytest.approx([0.3, 2.5])
-    assert float(found["jumps"]) == 1
-    # Of 6.5 · 13 that fits leave beyond twice the noise, 13 times the noise is bending.
-    bends = round_of([1e4], jumps=1.0, bent=1.25 + 6.5 * 13)
-    assert float(bends["jumps"]) == 0
-    assert float(bends["step"]) < 0.1
-    assert float(round_of([1e4], jumps=1.0, bent=1.25 + 6.5 * 11)["jumps"]) == 1
-    assert float(round_of([1e4], bent=1.25)["jumps"]) == 0  # none are found later
+    case = {"jumps": 2.0, "spread": [0.3, 4.0], "farthest": [NOT_LIMITED, 2.5]}
+    for bent in (0.0, 1e6):
+        assert steps_after([1e4, 1e4], rough=2.0, bent=bent, **case) == pytest.approx([0.3, 2.5])
+    assert steps_after([100.0], bent=1e6, rough=0.1, jumps=1.0) == pytest.approx([0.025])  # those of a smooth box
+
+
+def roughness_after(*rough, jumps=2.0):
+    for value in rough:
+        jumps = float(round_of([1e4], jumps=jumps, rough=value)["jumps"])
+    return jumps
+
+
+def test_the_roughness_of_a_box_with_jumps_is_a_mean_of_which_the_last_round_is_half():
+    assert roughness_after(1.0) == pytest.approx(1.5)
+    assert roughness_after(3.0, 1.0, 2.0) == pytest.approx(2 / 8 + 3 / 8 + 1 / 4 + 2 / 2)
+    assert roughness_after(0.1, 0.2) == pytest.approx(2 / 4 + 0.1 / 4 + 0.2 / 2)
+
+
+def test_a_box_does_not_jump_any_more_where_that_falls_below_six_tenths():
+    assert roughness_after(0.21, jumps=1.0) == pytest.approx(0.605)
+    assert roughness_after(0.19, jumps=1.0) == 0
+    assert roughness_after(0.1, 0.1, jumps=2.0) == 0
+    assert roughness_after(3.0, 3.0, 3.0, jumps=0.0) == 0  # none are found later
+
+
+@pytest.mark.parametrize("half_change", [0.0, 3.0])
+def test_slopes_that_are_the_same_over_h_and_2h_in_every_row_are_those_of_jumps(half_change):
+    """There are none where outputs do not change; and resolutions may be such that moves match the jumps."""
+    sums = torch.zeros(COUNT, 1)
+    sums[TrialSums._fields.index("half_change")] = half_change
+    for name in ("rows", "sound", "weight"):
+        sums[TrialSums._fields.index(name)] = 16.0
+    for before in (2.0, 1.0):
+        found = _next_round(state_of(1, sums=sums, jumps=before, step=1.0), 64, CENTRAL)
+        assert float(found["jumps"]) == (before + 2) / 2
+        assert float(found["step"]) == 1
 
 
 # ---- the steps of a batch
@@ -269,5 +320,5 @@ def test_with_jumps_steps_go_with_the_deviation_of_the_batch(deviation):
 
 
 def test_the_constants_of_these_numbers():
-    assert (SETTINGS.farthest, SETTINGS.farthest_few, SETTINGS.farthest_failing) == (6, 64, 1)
+    assert (SETTINGS.farthest, SETTINGS.farthest_few, SETTINGS.farthest_failing) == (4, 64, 1)
     assert FACTORS.flatten().tolist() == pytest.approx([2 ** (k / 8) for k in range(-16, 9)])

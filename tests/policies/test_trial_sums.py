@@ -57,7 +57,8 @@ def by_rows(slopes, sound, differences, unit, step):
     columns = []
     for i, h in enumerate(step):
         squares = [sum(float(s) ** 2 for s in slopes[:, r, i]) / 3 if known[r][i] else 0.0 for r in range(len(sound))]
-        least = 30 * statistics.median_low(levels) / h**2 + 1e-3 * statistics.median_low(squares)
+        middle = statistics.median_low([square for square, row in zip(squares, known, strict=True) if row[i]] or [0])
+        least = 30 * statistics.median_low(levels) / h**2 + 1e-3 * middle
         column, trusted = [0.0] * COUNT, []
         for r in range(len(sound)):
             if known[r][i]:
@@ -266,10 +267,33 @@ def test_at_the_best_step_all_errors_are_recovered(differences):
     assert stretched["square"] == pytest.approx(1.05**2, rel=0.01)
 
 
-@pytest.mark.parametrize(("differences", "larger"), [(CENTRAL, 9 / (9 - 2.5)), (FORWARD, 1 / (1 - 0.75))])
-def test_without_noise_bending_seems_larger_by_what_is_made_up_for(differences, larger):
-    """The factor is 9 for central differences, less 2 · 1.25 for the noise at the best step; and 1 - 0.75."""
-    assert drawn(differences, bent=1e-3)["bending"] == pytest.approx(1e-3 * larger, rel=0.03)
+def certain(rows):
+    """Two standard errors of the mean square of noise in so many rows, relative to it; no more than once as much."""
+    return min(2 * math.sqrt(2 / rows), 1)
+
+
+@pytest.mark.parametrize(("differences", "power", "at_best"), [(CENTRAL, 9, 2 * 1.25), (FORWARD, 1, 0.75)])
+@pytest.mark.parametrize("rows", [1, 8, 16, 128])
+def test_without_noise_bending_seems_larger_by_what_is_made_up_for(rows, differences, power, at_best):
+    """By 9, less the part of 2 · 1.25 for the noise at the best step that is subtracted too much; and by 1 and 0.75."""
+    found = errors_of(bent=0.01, differences=differences, rows=rows)["bending"]
+    assert found == pytest.approx(0.01 / (power - certain(rows) * at_best))
+
+
+@each_kind
+@pytest.mark.parametrize("rows", [1, 8, 16, 128])
+def test_more_than_two_standard_errors_beyond_the_noise_are_bending(rows, differences):
+    by_noise = 0.1 * (1.25 if differences == CENTRAL else 0.75)
+    bent, at_best = certain(rows) * by_noise, 2.5 if differences == CENTRAL else 0.75
+    case = {"variance": 0.1, "differences": differences, "rows": rows}
+    assert errors_of(bent=0.99 * bent, **case)["bending"] == 0
+    more = errors_of(bent=1.5 * bent, **case)["bending"]
+    assert more == pytest.approx(0.5 * bent / ((2**differences.order - 1) ** 2 - certain(rows) * at_best))
+
+
+@each_kind
+def test_without_noise_bending_of_many_rows_is_what_it_is(differences):
+    assert drawn(differences, bent=1e-3)["bending"] == pytest.approx(1e-3, rel=0.1)
 
 
 def test_noise_by_itself_is_no_bending():
@@ -294,7 +318,7 @@ def test_slopes_that_grow_from_h_to_2h_have_grown_by_the_known_part_of_that_up_t
 
 @pytest.mark.parametrize(("shrinks", "factor"), [(0.0, 1), (0.2, 0.8**-8), (1 / 3, 1.5**8), (0.6, 1.5**8), (-0.2, 1)])
 def test_where_slopes_shrink_bending_is_larger_by_a_high_power_of_it(shrinks, factor):
-    assert errors_of(twice=-shrinks, bent=0.01)["bending"] == pytest.approx(0.01 / 6.5 * factor)
+    assert errors_of(twice=-shrinks, bent=0.01)["bending"] == pytest.approx(0.01 / (9 - 2.5 * certain(16)) * factor)
 
 
 def test_slopes_squared_have_no_noise_and_are_not_negative():

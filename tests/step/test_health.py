@@ -173,3 +173,55 @@ def test_few_rows_are_no_reason_to_complain(box, rows):
     for _ in range(300):
         gradient(layer, torch.randn(rows, 1, generator=random), torch.ones(rows, 1))
     assert layer.policy_state.schedule.trials > 5
+
+
+# ---- rows that differ too much for one step
+
+
+def steep(x):
+    return torch.exp(5 * x)
+
+
+def own(fn, n=400, d=D):
+    """The warnings of a box with inputs that act alone."""
+    layer, random = BlackBox(fn, d, d, policy="calibrated", seed=0), torch.Generator().manual_seed(1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(n):
+            gradient(layer, torch.randn(64, d, generator=random), torch.ones(64, d))
+    assert layer.policy_state.schedule.trials > 20
+    return [str(warning.message) for warning in caught]
+
+
+def test_rows_too_different_for_one_step_under_noise():
+    """Slopes 5·exp(5x) are from 1e-4 to 1e4, and over a step of a tenth the noise is one."""
+    (message,) = own(noisy(steep, 0.1))
+    assert "hides" in message
+    assert "one step for each input does not suit all rows" in message
+
+
+@pytest.mark.parametrize("sigma", [0.0, 1e-3])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        torch.relu,
+        lambda x: torch.relu(x) * torch.tensor([1.0, 0, 0]),
+        lambda x: torch.sin(x) * torch.tensor([1.0, 1, 0]),
+        lambda x: x**2,
+    ],
+    ids=["relu", "most inputs dead", "one input dead", "square"],
+)
+def test_rows_and_inputs_without_slopes_are_not_too_different(fn, sigma):
+    assert own(noisy(fn, sigma)) == []
+
+
+@pytest.mark.parametrize("fn", [steep, lambda x: torch.relu(x) * steep(x)], ids=["steep", "steep above zero"])
+def test_without_noise_no_slope_is_hidden(fn):
+    assert own(fn) == []
+
+
+def test_noise_that_both_ends_have_in_common_hides_nothing():
+    def fn(x: torch.Tensor, seed: int):
+        return steep(x) + 3e-3 * torch.randn(x.shape[1], generator=torch.Generator().manual_seed(seed))
+
+    assert own(fn) == []

@@ -6,7 +6,7 @@ import pytest
 
 from bondgrad.step._health import HealthMonitor, HealthReport
 
-WELL = HealthReport(alike=True, noise=0.0, rough=1e-8, signal=50.0, drowned=0.01, dead=False)
+WELL = HealthReport(alike=True, noise=0.0, rough=1e-8, signal=50.0, drowned=0.01, dead=False, rows=4)
 NOISY = WELL._replace(alike=False, noise=0.1)
 
 
@@ -14,6 +14,7 @@ def said(reports):
     """The number of reports after which each warning came, and a word of it."""
     monitor, found = HealthMonitor(), []
     words = ["same answers", "grew", "do not change at all", "no signal", "jumps", "too rough or coarse", "too large"]
+    words.append("one step for each input does not suit all rows")
     for i, report in enumerate(reports):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -60,9 +61,14 @@ def test_a_box_that_jumps_is_named_after_four_trials_and_nothing_is_said_of_its_
 
 @pytest.mark.parametrize(
     ("signal", "drowned", "news"),
-    [(5.99 / 4, 1.1, [(9, "no signal")]), (1.51, 1.1, [(9, "too large")]), (1.49, 1.0, [(9, "too large")])],
+    [
+        (1.49, 1.0, [(17, "no signal")]),
+        (1.51, 1.0, [(17, "too large")]),
+        (1.49, 0.11, [(17, "no signal")]),
+        (1.49, 0.09, []),
+    ],
 )
-def test_there_is_no_signal_where_slopes_do_not_agree_and_are_mostly_noise(signal, drowned, news):
+def test_there_is_no_signal_where_slopes_do_not_agree_and_a_tenth_of_them_is_noise(signal, drowned, news):
     """Four trials in a row count as one: three deviations in their sum, divided by the root of four."""
     report = NOISY._replace(signal=signal, drowned=drowned)
     assert said([report] * 20) == news
@@ -73,32 +79,73 @@ def test_there_is_no_signal_where_slopes_do_not_agree_and_are_mostly_noise(signa
 
 def test_signals_of_four_trials_in_a_row_add_up():
     silent = NOISY._replace(signal=1.0, drowned=2.0)
-    assert said([silent] * 5 + [silent._replace(signal=2.99), silent, silent, silent]) == [(9, "no signal")]
-    assert said([silent] * 5 + [silent._replace(signal=3.01), silent, silent, silent]) == [(9, "too large")]
+    assert said([silent] * 13 + [silent._replace(signal=2.99), silent, silent, silent]) == [(17, "no signal")]
+    assert said([silent] * 13 + [silent._replace(signal=3.01), silent, silent, silent]) == [(17, "too large")]
+
+
+@pytest.mark.parametrize(("rows", "trial"), [(1, 65), (4, 17), (15, 5), (16, 5), (17, 4), (22, 4), (64, 4)])
+def test_steps_have_settled_after_trials_at_sixty_four_rows(rows, trial):
+    """But four trials in a row are needed in any case."""
+    coarse = WELL._replace(drowned=0.2, rows=rows)
+    assert said([coarse] * (trial - 1)) == []
+    assert said([coarse] * 70) == [(trial, "too rough or coarse")]
 
 
 def test_weakness_is_not_judged_before_steps_have_settled():
     silent, coarse = NOISY._replace(signal=0.0, drowned=2.0), WELL._replace(drowned=0.2)
     for report, word in ((silent, "no signal"), (coarse, "too rough or coarse")):
-        assert said([report] * 8) == []
-        assert said([report] * 8 + [WELL] * 20) == []
+        assert said([report] * 16) == []
+        assert said([report] * 16 + [WELL] * 20) == []
         well = WELL._replace(alike=report.alike)
-        assert said([well] * 5 + [report] * 4) == [(9, word)]
-        assert said([well] * 6 + [report] * 9) == [(10, word)]
+        assert said([well] * 13 + [report] * 4) == [(17, word)]
+        assert said([well] * 14 + [report] * 9) == [(18, word)]
 
 
 @pytest.mark.parametrize(("drowned", "warns"), [(0.11, True), (0.1, False)])
 @pytest.mark.parametrize(("alike", "word"), [(True, "too rough or coarse"), (False, "too large")])
 def test_signs_are_wrong_where_a_tenth_of_the_slopes_square_is_noise(drowned, warns, alike, word):
     report = NOISY._replace(alike=alike, noise=0.0 if alike else 0.1, drowned=drowned)
-    assert said([report] * 20) == ([(9, word)] if warns else [])
+    assert said([report] * 20) == ([(17, word)] if warns else [])
     assert said([report, report, report, NOISY] * 5) == []
 
 
 def test_where_there_is_no_signal_nothing_is_said_of_signs():
     silent = NOISY._replace(signal=0.0, drowned=2.0)
     loud = silent._replace(signal=10.0)
-    assert said([silent] * 9 + [loud] * 9) == [(9, "no signal")]
+    assert said([silent] * 17 + [loud] * 9) == [(17, "no signal")]
+    assert said([loud] * 17 + [silent] * 9) == [(17, "too large"), (21, "no signal")]  # four trials in a row
+
+
+UNEVEN = "one step for each input does not suit all rows"
+
+
+@pytest.mark.parametrize(
+    ("change", "news"),
+    [
+        ({}, [(17, UNEVEN)]),
+        ({"hidden": 0.2}, []),
+        ({"uneven": False}, []),
+        ({"drowned": 0.1}, [(17, UNEVEN)]),
+        ({"drowned": 0.11}, [(17, "too large")]),
+        ({"drowned": 0.11, "signal": 0.0}, [(17, "no signal")]),
+        ({"signal": 0.0}, [(17, UNEVEN)]),
+        ({"jumps": True}, [(4, "jumps")]),
+        ({"dead": True}, [(4, "do not change at all")]),
+    ],
+)
+def test_rows_are_uneven_where_a_fifth_of_the_slopes_is_hidden_and_others_are_far_larger(change, news):
+    report = NOISY._replace(uneven=True, hidden=0.21)._replace(**change)
+    assert said([report] * 20) == news
+    assert said([report, report, report, NOISY] * 5) == []
+
+
+def test_how_much_is_hidden_is_told_in_words():
+    monitor = HealthMonitor()
+    report = NOISY._replace(uneven=True, hidden=0.339)
+    for _ in range(16):
+        monitor.watch(report)
+    with pytest.warns(UserWarning, match=r"noise on the outputs \(0.1\) hides 34 % of the slopes"):
+        monitor.watch(report)
 
 
 def test_the_first_four_trials_and_the_last_few_are_what_is_remembered():
