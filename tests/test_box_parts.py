@@ -327,6 +327,7 @@ def test_the_state_of_a_policy_that_had_another_form_begins_anew():
     del before["policy_state.jumps"]
     layers[1].load_state_dict(before)
     assert layers[1].policy_state.schedule.trials == 0
+    assert not layers[1].policy_state.step.any()
     assert layers[1].policy_state.random.seed == layers[0].policy_state.random.seed
     gradient(layers[1], torch.randn(16, 3), torch.randn(16, 5))
     assert layers[1].policy_state.schedule.trials == 1

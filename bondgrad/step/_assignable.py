@@ -20,6 +20,11 @@ ESTIMATORS: dict[str, Callable[[], Estimator]] = {"central": Central, "forward":
 POLICIES: dict[str, Callable[[], Policy]] = {"bond": Bond, "calibrated": Calibrated}
 
 
+def chooses_readings(policy: Policy, in_features: int) -> bool:
+    """Whether the policy says how many readings are taken of every point."""
+    return isinstance(policy, MeasuringPolicy) and policy.readings(policy.init(in_features)) is not None
+
+
 class AssignableLayer(CapturableLayer):
     """The part of `BlackBox` in which its parts are properties: each is assigned as in the constructor.
 
@@ -59,7 +64,11 @@ class AssignableLayer(CapturableLayer):
     @policy.setter
     def policy(self, policy: str | Policy) -> None:
         another: Policy = chosen("policy", policy, POLICIES, Policy)
+        before = chooses_readings(self._policy, self.in_features)
+        self._check_readings(another, 1 if before else self.repeats)
         self.policy_state.adopt(another)  # which may refuse it
+        if before and another is not self._policy:
+            self.driver.repeats = 1
         self._policy = another
         self.health, self.eval_start = HealthMonitor(), None
 
@@ -94,7 +103,12 @@ class AssignableLayer(CapturableLayer):
 
     @repeats.setter
     def repeats(self, repeats: int) -> None:
-        self.driver.repeats = positive_int("repeats", repeats)
+        self._check_readings(self._policy, positive_int("repeats", repeats))
+        self.driver.repeats = int(repeats)
+
+    def _check_readings(self, policy: Policy, repeats: int) -> None:
+        if repeats > 1 and chooses_readings(policy, self.in_features):
+            raise ValueError(f"{policy} chooses the number of readings: give it, or repeats={repeats}, not both")
 
     def _forget(self) -> None:
         """Return the policy to its initial state: it has learnt about another box, or for another estimator."""

@@ -54,7 +54,7 @@ class PolicyState(nn.Module):
                 raise ValueError(f"a policy's state must be tensors, but {policy}.init has {value!r} for {name!r}")
         for name in self.names:
             del self._buffers[name]
-        self.names = list(state)
+        self.names, self.first_state = list(state), policy.init
         for name, value in state.items():
             self.register_buffer(name, value.to(self.device))
         self.schedule.begin()
@@ -115,7 +115,7 @@ class PolicyState(nn.Module):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:  # noqa: ANN401
         """Load a state; where that of the policy has another form, as those of earlier versions, it begins anew."""
-        own = {f"{prefix}{name}": self.get_buffer(name) for name in self.names}
+        own = {f"{prefix}{name}": value for name, value in self.first_state(self.ranks.in_features).items()}
         saved = {name: state_dict[name] for name in own if name in state_dict}
         other = bool(saved) and any(name not in saved or saved[name].shape != t.shape for name, t in own.items())
         if other:

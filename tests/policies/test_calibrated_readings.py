@@ -9,7 +9,7 @@ import torch
 
 from bondgrad import BlackBox
 from bondgrad.evaluators import Threads
-from bondgrad.policies import Calibrated, Differences, Observation, Steps, StepTrial
+from bondgrad.policies import Calibrated, Differences, Fixed, Observation, Steps, StepTrial
 from bondgrad.policies._calibrated import _readings
 from bondgrad.policies._trial_sums import SlopeErrors
 from tests.helpers import gradient, noisy, same_state
@@ -277,3 +277,20 @@ def test_without_a_say_of_the_policy_it_is_as_the_layer_is_told():
         gradient(layer, x, gy)
     assert layer.repeats == 3
     assert layer.policy_state.readings == 1
+
+
+def test_readings_are_said_in_one_place():
+    with pytest.raises(ValueError, match="not both"):
+        BlackBox(waves, D, K, policy=Calibrated(readings=8), repeats=4)
+    layer = BlackBox(noisy(waves, 0.3), D, K, policy=Calibrated(readings=8), seed=0)
+    with pytest.raises(ValueError, match="not both"):
+        layer.repeats = 2
+    layer.driver.repeats = 8  # as the policy might have chosen
+    layer.policy = Fixed(0.1)
+    assert layer.repeats == 1
+    layer.repeats = 3
+    with pytest.raises(ValueError, match="not both"):
+        layer.policy = Calibrated(readings=2)
+    assert isinstance(layer.policy, Fixed)
+    layer.policy = "calibrated"
+    assert layer.repeats == 3
