@@ -70,7 +70,7 @@ def test_a_linear_box_has_its_exact_gradient(limits, policy, estimator, dtype):
         fn.asked.clear()
         (g,) = torch.autograd.grad(y, at, gy)
         if estimator != "simultaneous":
-            assert relative_error(g, box.vjp(x, gy)) < (1e-5 if dtype == torch.float32 else 1e-12)
+            assert relative_error(g, box.vjp(x, gy)) < (3e-5 if dtype == torch.float32 else 1e-12)
         elif not due:
             points = torch.cat(fn.asked)
             assert relative_error(g, along(points, box, layer.limits.clamped(x), gy, None)) < 1e-4
