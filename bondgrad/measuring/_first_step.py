@@ -30,12 +30,14 @@ class LadderSettings:
     hidden: float = 1e-2  # part of the squared slopes that is noise, from which on noise hides them
     few_rows: int = 4  # with fewer rows all inputs are judged together
     agreement: float = 0.2  # squared relative difference of two rungs' slopes, from which on they count as noise
+    agreement_weak: float = 0.35  # the same where slopes agree nowhere else
     agreement_few: float = 0.05  # the same with fewer rows than `few_rows`, of which two may agree by chance
     drowned: float = 1e-4  # part of the squared slope that may be noise, where few rows lengthen the step of one input
     near: float = 4.0  # spreads of the rows; longer steps are taken only where no slopes agree up to there
     far: float = 0.4  # part of the largest mean square move of the outputs that is far
     patience: int = 2  # next pairs among which there must be a better one for the search to go on
     below_others: int = 2  # rungs by which the step of an input may be shorter than the median of all inputs
+    above_others: int = 2  # rungs by which it may be longer
     clearance: float = 16.0  # the step stays below one at which no row has a finite output by this factor
     signal: float = 3.0  # standard errors by which moves of the outputs must exceed the noise to count as a signal
     # The box may have jumps if slopes over 1/64 and 1/16 of the spread differ by more than `jumps`, and those over some
@@ -150,32 +152,45 @@ def _disagreement(start: StartingPoint, one: Rung, four: Rung) -> Tensor:
 def _chosen(start: StartingPoint, rungs: list[Rung], scores: list[Tensor]) -> FirstStep:
     """The first step, given all slopes and how well they agree."""
     columns = torch.arange(len(start.reach), device=start.reach.device)
-    best = torch.full_like(columns, -1)
-    if scores:
-        table, rows = torch.stack(scores), len(rungs[0].slopes)  # [pairs, d]
-        agreement = _agreement(rungs[0].slopes)
-        agreement = agreement if bool((table < agreement).any()) else SETTINGS.agreement
-        complete = torch.stack([torch.isfinite(rung.slopes).all() for rung in rungs])
-        table = _among(complete[1:] & complete[:-1], table, agreement)
-        if rows >= SETTINGS.few_rows:
-            near = torch.stack([(rung.step <= SETTINGS.near * start.spread.typical).all() for rung in rungs[1:]])
-            table = _among(near, table, agreement)
-        typical = int(_best_pair(_median(table, agreement)[:, None], agreement, rows)[0])
-        lowest = max(0, typical - SETTINGS.below_others)
-        own = _best_pair(table[lowest:], agreement, rows)
-        alone = -1 if float(start.noise) > 0 else typical  # noise may hide one input and not another
-        own = torch.where(own < 0, alone, own + lowest)
-        best = best if typical < 0 else torch.full_like(best, typical) if start.together else own
+    best, weak = _best_pairs(start, rungs, scores) if scores else (torch.full_like(columns, -1), False)
     found, pair = best >= 0, best.clamp_min(0)
     steps, slopes = (torch.stack(part) for part in zip(*rungs, strict=True))  # [rungs, d], [rungs, r, d]
     if slopes.shape[1] < SETTINGS.few_rows:
         pair = _out_of_noise(start, steps, slopes, pair)
-    step = torch.where(found, steps[pair, columns] * 2, _without_agreement(start, steps, slopes))  # between both rungs
+    agreed, other = steps[pair, columns] * 2, _without_agreement(start, steps, slopes)  # `agreed`: between both rungs
+    agreed = torch.minimum(agreed, other) if weak else agreed  # slopes over long steps may agree by chance
     some = slopes[pair, :, columns].nan_to_num(0, 0, 0)  # [d, r]
     largest = some.abs().amax(1).clamp_min(torch.finfo(some.dtype).tiny)
     size = largest * (some / largest[:, None]).square().mean(1).sqrt()
     sizes = size[found & torch.isfinite(size) & (size > 0)]
-    return FirstStep(step, sizes.median() if len(sizes) else size.new_ones(()), _has_jumps(start, steps, slopes))
+    slope = sizes.median() if len(sizes) else size.new_ones(())
+    return FirstStep(torch.where(found, agreed, other), slope, _has_jumps(start, steps, slopes))
+
+
+def _best_pairs(start: StartingPoint, rungs: list[Rung], scores: list[Tensor]) -> tuple[Tensor, bool]:
+    """For each input [d] the pair of rungs whose slopes agree best, -1 where there is none; and whether they hardly do.
+
+    Inputs are not far from one another: noise may hide one more than another, and one may agree by chance.
+    """
+    table, rows = torch.stack(scores), len(rungs[0].slopes)  # [pairs, d]
+    agreement, few = _agreement(rungs[0].slopes), rows < SETTINGS.few_rows
+    weak = not bool((_median(table, agreement) < agreement).any())
+    if weak:
+        agreement = SETTINGS.agreement if few else SETTINGS.agreement_weak
+    complete = torch.stack([torch.isfinite(rung.slopes).all() for rung in rungs])
+    table = _among(complete[1:] & complete[:-1], table, agreement)
+    if not few:
+        near = torch.stack([(rung.step <= SETTINGS.near * start.spread.typical).all() for rung in rungs[1:]])
+        table = _among(near, table, agreement)
+    typical = int(_best_pair(_median(table, agreement)[:, None], agreement, rows)[0])
+    if typical < 0 or start.together:
+        return torch.full_like(scores[0], typical, dtype=torch.long), weak and not few
+    lowest = max(0, typical - SETTINGS.below_others)
+    table = table[lowest : typical + SETTINGS.above_others + 1]
+    own, hidden = _best_pair(table, agreement, rows), torch.full_like(scores[0], typical, dtype=torch.long)
+    if float(start.noise) > 0:
+        hidden = torch.where(table.amin(0) < math.inf, table.argmin(0) + lowest, hidden)
+    return torch.where(own < 0, hidden, own + lowest), weak and not few
 
 
 def _median(table: Tensor, agreement: float) -> Tensor:

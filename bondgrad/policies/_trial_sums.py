@@ -17,6 +17,7 @@ class ErrorSettings:
     """How errors of slopes are judged. The values were found on the boxes of `benchmarks/calibrated.py`."""
 
     largest: float = 1e15  # units; larger slopes, the squares of which might overflow, count as not known
+    material: float = 1e-3  # part of the squared slopes by which D(h/2) and D(h) must differ to be called rough
     doubt: float = 2.0  # factor on the noise that is subtracted: that of rounding falls more slowly with h
     one_sided_noise: float = 4.0  # factor on the variance of a slope where one of the two ends failed
     saturation: int = 8  # power of the ratio of slopes by which bending is larger than it seems
@@ -126,5 +127,8 @@ class SlopeErrors(NamedTuple):
         usual = -twice.growth.clamp(max=0) * 0.5**order
         saturates = half.growth - SETTINGS.certain * error > SETTINGS.reached_end * usual
         size = sums.square.clamp_min(TINY)
-        roughness = (sums.half_change / size).nansum() / (sums.change / size).nansum()
+        by_input = sums.half_change / size
+        material = by_input > SETTINGS.material
+        roughness = by_input[material].sum() / (sums.change / size)[material].sum()
+        roughness = torch.where(material.any() | (sums.square == 0).all(), roughness, 0)  # NaN: there are no slopes
         return SlopeErrors(noise, bending, twice.growth / (2**order - 1), square, saturates, roughness)
