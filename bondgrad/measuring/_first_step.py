@@ -175,8 +175,12 @@ def _best_pairs(start: StartingPoint, rungs: list[Rung], scores: list[Tensor]) -
     table, rows = torch.stack(scores), len(rungs[0].slopes)  # [pairs, d]
     agreement, few = _agreement(rungs[0].slopes), rows < SETTINGS.few_rows
     weak = not bool((_median(table, agreement) < agreement).any())
-    if weak:
-        agreement = SETTINGS.agreement if few else SETTINGS.agreement_weak
+    if weak and few:
+        agreement = SETTINGS.agreement
+    elif weak:  # of most inputs that have slopes
+        alive = torch.isfinite(table).any(0)
+        middle = table[:, alive].median(1).values if bool(alive.any()) else table.new_full((1,), math.inf)
+        agreement = SETTINGS.agreement_weak if bool((middle < SETTINGS.agreement_weak).any()) else agreement
     complete = torch.stack([torch.isfinite(rung.slopes).all() for rung in rungs])
     table = _among(complete[1:] & complete[:-1], table, agreement)
     if not few:

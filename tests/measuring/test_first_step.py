@@ -236,13 +236,13 @@ def test_slopes_that_are_zero_everywhere_lead_to_the_longest_step(rows):
     assert not found.jumps
 
 
-def test_an_input_without_slopes_goes_with_the_others_unless_noise_may_hide_it():
+def test_an_input_without_slopes_goes_with_the_others_or_two_rungs_farther_where_noise_may_hide_it():
     def slopes(h):
         return torch.tensor([1.0, 1.0, 0.0]) * (1 + 1e-3 * h**2).expand(8, 3)
 
     assert climb(start(slopes, (1.0,) * 3)).step.tolist() == [2 * RUNGS[0]] * 3
     *usual, dead = climb(start(slopes, (1.0,) * 3, noise=1e-12)).step.tolist()
-    assert usual[0] == usual[1] < 1 == dead
+    assert usual[0] == usual[1] <= dead <= 16 * usual[0]
 
 
 @pytest.mark.parametrize("rows", [1, 8])

@@ -259,7 +259,7 @@ def test_with_jumps_steps_are_the_spread_whatever_the_errors_say():
 
 def roughness_after(*rough, jumps=2.0):
     for value in rough:
-        jumps = float(round_of([1e4], jumps=jumps, rough=value)["jumps"])
+        jumps = float(round_of([100.0], jumps=jumps, rough=value)["jumps"])
     return jumps
 
 
