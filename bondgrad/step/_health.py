@@ -26,7 +26,7 @@ class HealthSettings:
     uneven: float = 1e3  # ratio of the slopes of rows that are not hidden from which on one step does not suit all
     uneven_rows: int = 8  # with fewer, rows are not compared
     alive: float = 0.7  # part of its slopes' square that is noise, below which an input has a signal
-    noisy_share: float = 0.1  # part of the slopes' square that is noise, from which on every tenth sign or so is wrong
+    noisy_share: float = 0.05  # part of the slopes' square that is noise, from which on every tenth sign or so is wrong
 
 
 SETTINGS = HealthSettings()
@@ -38,7 +38,7 @@ class HealthReport(NamedTuple):
     alike: bool  # whether it gave the same answers to the same questions
     noise: float  # standard deviation of its answers to them
     rough: float  # standard deviation of its outputs that differences show, random or not
-    signal: float  # how far slopes at one step tell those at another, in standard deviations; of few rows never far
+    signal: float  # how far D(h) agrees with D(h/2) or D(2h), in standard deviations; of few rows never far
     drowned: float  # part of the slopes' square that is noise, at inputs whose slopes are not lost in it
     dead: bool  # whether nothing changed at all
     hidden: float = 0.0  # part of the slopes that the noise of repeated answers hides
@@ -68,15 +68,16 @@ def examine(trial: StepTrial, y: Tensor) -> HealthReport:
     sound = trial.sound & torch.isfinite(trial.slopes).all(0)  # [r, d]
     slopes = torch.where(sound, trial.slopes, 0)
     scale = slopes.abs().amax().clamp_min(torch.finfo(y.dtype).tiny)  # so that squares do not overflow
-    _, one, two = slopes / scale
+    half, one, two = slopes / scale
     n = sound.sum(0)
     noise = trial._replace(slopes=slopes / scale).noise()
     drowned = noise.sum(0) / one.square().sum(0)  # [d]
     alive = drowned < SETTINGS.alive
     rough = scale * (noise * trial.step.square()).sum(0).div(n).nanmedian().sqrt()
-    # Noise alone would give products of the mean square that the noise itself has, half as much at twice the step.
-    by_chance = (noise.sum(0) / n / 2).clamp_min(torch.finfo(y.dtype).tiny)  # [d]
-    agreement = ((one * two).sum(0) / by_chance).nansum() / n.sum().sqrt()
+    # By noise alone products would be as its variance, half as large beside D(2h), and twice as large beside D(h/2).
+    by_chance = (noise.sum(0) / n).clamp_min(torch.finfo(y.dtype).tiny)  # [d]
+    products = torch.stack(((one * two).sum(0) * 2 / by_chance, (half * one).sum(0) / 2 / by_chance))  # [2, d]
+    agreement = (products.nansum(1) / n.sum().sqrt()).amax()
     deviation = (change.double().square().mean() / 2).sqrt()
     error = deviation * math.sqrt(trial.differences.noise_gain) / trial.step  # [r, d]
     slope = scale * one.abs()

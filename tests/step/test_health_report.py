@@ -167,3 +167,11 @@ def test_most_inputs_decide_whether_rows_are_uneven(inputs, uneven):
 def test_inputs_that_are_all_hidden_are_not_uneven():
     found = told([[0.0], [1e-3]] * 8)
     assert (found.uneven, found.hidden) == (False, 1)
+
+
+def test_slopes_agree_where_those_over_half_the_step_do_though_twice_the_step_is_too_long():
+    """As for a periodic box, of which D(2h) may be zero."""
+    found = examine(
+        trial(noisy_slopes((2.0, 2.0, 2.0)) * torch.tensor([1.0, 1.0, 0.0]).view(3, 1, 1)), torch.ones(4, 2)
+    )
+    assert found.signal > 20
