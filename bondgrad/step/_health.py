@@ -26,7 +26,7 @@ class HealthSettings:
     uneven: float = 1e3  # ratio of the slopes of rows that are not hidden from which on one step does not suit all
     uneven_rows: int = 8  # with fewer, rows are not compared
     alive: float = 0.7  # part of its slopes' square that is noise, below which an input has a signal
-    noisy_share: float = 0.05  # part of the slopes' square that is noise, from which on every tenth sign or so is wrong
+    noisy_share: float = 0.1  # part of the slopes' square that is noise, from which on every tenth sign or so is wrong
 
 
 SETTINGS = HealthSettings()
