@@ -95,11 +95,10 @@ not taken. With one decimal, the first batches lie within a single level of the 
 {gaps_elsewhere}
 
 Test losses after these three epochs, mean and deviation over seeds, beside those of the exact gradient (of the box
-without its noise, at the same noisy outputs). Up to 1e-2 `Calibrated` ends where the exact gradient does; at 1e-1 it
-ends higher with three boxes, hardly beyond the spread over seeds. Where `Bond`, told or "auto", ends lower, as with 50
-inputs at 1e-3, it is lower than the exact gradient too: what its steps leave of the noise helps a little in so few
-epochs. At 1e-1 with 50 inputs it ends lower with fewer right signs: there, seeds differ by more than methods do. Where
-noise is not told and signs are lost, losses are higher.
+without its noise, at the same noisy outputs). `Calibrated` ends where the exact gradient does, within the spread of
+seeds, at all noises; the oscillators alone differ by more, to either side, where all signs are right. Where `Bond`, told
+or "auto", ends lower, as with 50 inputs at 1e-3, it is lower than the exact gradient too: what its steps leave of the
+noise helps a little in so few epochs. Where noise is not told and signs are lost, losses are higher.
 
 {losses}
 
