@@ -96,9 +96,9 @@ not taken. With one decimal, the first batches lie within a single level of the 
 
 Test losses after these three epochs, mean and deviation over seeds, beside those of the exact gradient (of the box
 without its noise, at the same noisy outputs). `Calibrated` ends where the exact gradient does, within the spread of
-seeds, at all noises; the oscillators alone differ by more, to either side, where all signs are right. Where `Bond`, told
-or "auto", ends lower, as with 50 inputs at 1e-3, it is lower than the exact gradient too: what its steps leave of the
-noise helps a little in so few epochs. Where noise is not told and signs are lost, losses are higher.
+seeds, at all noises; the oscillators alone differ by more, to either side, where all signs are right. Where `Bond`,
+told or "auto", ends lower, as with 50 inputs at 1e-3, it is lower than the exact gradient too: what its steps leave of
+the noise helps a little in so few epochs. Where noise is not told and signs are lost, losses are higher.
 
 {losses}
 
