@@ -88,7 +88,8 @@ class TensorBoard:
             values = {name: getattr(stats, name) for name in counted} | _by_kind_and_worker(stats)
             values |= {name: float(getattr(stats, name).mean()) for name in ("lower", "upper", "step")}
             if stats.health is not None:
-                values |= {name: float(value) for name, value in stats.health._asdict().items()}
+                health = stats.health._asdict() | {"jumps": len(stats.health.jumps)}
+                values |= {name: float(value) for name, value in health.items()}
             if self.exact is not None:
                 values["sign_accuracy"] = float(sign_accuracy(step.g, exact_vjp(self.exact, step.x, step.gy)))
             for name, value in values.items():

@@ -40,13 +40,17 @@ class LadderSettings:
     above_others: int = 2  # rungs by which it may be longer
     clearance: float = 16.0  # the step stays below one at which no row has a finite output by this factor
     signal: float = 3.0  # standard errors by which moves of the outputs must exceed the noise to count as a signal
-    # The box may have jumps if slopes over 1/64 and 1/16 of the spread differ by more than `jumps`, and those over some
+    # There may be jumps if slopes over 1/64 and 1/16 of the spread differ by more than `jumps`, and those over some
     # longer steps by less than `related` and not by more than `longer` times as much, and if less than the part
     # `noise_share` of that is noise.
     jumps: float = 0.1
     related: float = 0.9
     longer: float = 1.25
     noise_share: float = 0.05
+    # Not so along an input whose slopes differ by less than `even`, or by less than a `falling`-th of what slopes over
+    # the next longer steps do, from one length of steps to the next.
+    even: float = 1e-3
+    falling: float = 4.0
 
 
 SETTINGS = LadderSettings()
@@ -73,7 +77,7 @@ class FirstStep(NamedTuple):
 
     step: Tensor  # [d] the step of each input
     slope: Tensor  # median size of the slopes over inputs; one if no slope was found
-    jumps: bool = False  # whether the box has jumps, or is piecewise constant, on the scale of the longest step
+    jumps: Tensor  # [d] whether the box has jumps, or is piecewise constant, on the scale of the longest step
 
 
 class Rung(NamedTuple):
@@ -164,7 +168,7 @@ def _chosen(start: StartingPoint, rungs: list[Rung], scores: list[Tensor]) -> Fi
     size = largest * (some / largest[:, None]).square().mean(1).sqrt()
     sizes = size[found & torch.isfinite(size) & (size > 0)]
     slope = sizes.median() if len(sizes) else size.new_ones(())
-    return FirstStep(torch.where(found, agreed, other), slope, _has_jumps(start, steps, slopes))
+    return FirstStep(torch.where(found, agreed, other), slope, _jumps(start, steps, slopes))
 
 
 def _best_pairs(start: StartingPoint, rungs: list[Rung], scores: list[Tensor]) -> tuple[Tensor, bool]:
@@ -253,25 +257,42 @@ def _shortened(first: FirstStep, failed: Tensor) -> FirstStep:
     return first._replace(step=torch.minimum(first.step, failed / SETTINGS.clearance))
 
 
-def _has_jumps(start: StartingPoint, steps: Tensor, slopes: Tensor) -> bool:
-    """Whether slopes over short steps agree no better than those over long ones, although noise is not the reason."""
+def _jumps(start: StartingPoint, steps: Tensor, slopes: Tensor) -> Tensor:
+    """The inputs [d] along which slopes over short steps agree no better than over long ones, but not for noise.
+
+    They are judged one by one, and all together as well: along some inputs of a box with jumps, few rows meet any. What
+    all together say holds for those that are not clearly smooth.
+    """
     deviation = start.spread.deviation
+    none = torch.zeros_like(deviation, dtype=torch.bool)
     last = int((steps <= 2 * deviation).all(1).sum()) - 1  # the rung that is nearest to the spread of the rows
     if last < 3 or slopes.shape[1] < SETTINGS.few_rows:
-        return False
-    (short, total), *longer = (_moved(slopes[k] * deviation, slopes[k + 1] * deviation) for k in range(last - 3, last))
-    changes = [apart / whole for apart, whole in longer if whole > 0]
-    if total == 0:  # nothing changes over short steps
-        return bool(changes)
+        return none
+    moved = torch.stack([_moved(slopes[k] * deviation, slopes[k + 1] * deviation) for k in range(last - 3, last)])
     variance = start.noise * (1 + 1 / 16) * (deviation / steps[last - 3]).square()  # [d]
-    noisy = float(variance.sum()) * slopes.shape[1] >= SETTINGS.noise_share * short
-    long = min(changes)
-    related = long < min(SETTINGS.related, SETTINGS.longer * short / total)
-    return short > SETTINGS.jumps * total and related and not noisy
+    noise = variance.double() * slopes.shape[1]
+    change = moved[:, 0] / moved[:, 1]  # [3, d], NaN where nothing changes
+    smooth = (change[:-1] <= (change[1:] / SETTINGS.falling).clamp_min(SETTINGS.even)).all(0)
+    return _agree_less(moved, noise) | (_agree_less(moved.sum(2, keepdim=True), noise.sum()) & ~smooth)
 
 
-def _moved(one: Tensor, four: Tensor) -> tuple[float, float]:
-    """The sums over all entries of squared differences of slopes [r, d] and of squared slopes."""
+def _agree_less(moved: Tensor, noise: Tensor) -> Tensor:
+    """Whether slopes over short steps agree no better than those over long ones, for each column [n].
+
+    Args:
+        moved: [3, 2, n] what `_moved` says of three pairs of rungs, the shortest steps first.
+        noise: [n] the part of the first of these sums that noise brings, on average.
+    """
+    (apart, total), (longer_apart, longer_total) = moved[0], moved[1:].unbind(1)
+    change = apart / total  # NaN if nothing changes over short steps
+    long = torch.where(longer_total > 0, longer_apart / longer_total, math.inf).amin(0)
+    related = long < (SETTINGS.longer * change).clamp(max=SETTINGS.related)
+    jumps = (change > SETTINGS.jumps) & related & (noise < SETTINGS.noise_share * apart)
+    return torch.where(total > 0, jumps, long < math.inf)
+
+
+def _moved(one: Tensor, four: Tensor) -> Tensor:
+    """The sums over rows of squared differences of slopes [r, d] and of squared slopes: [2, d]."""
     known = torch.isfinite(one) & torch.isfinite(four)
     one, four = torch.where(known, one, 0).double(), torch.where(known, four, 0).double()
-    return float((four - one).square().sum()), float((one.square() + four.square()).sum())
+    return torch.stack(((four - one).square().sum(0), (one.square() + four.square()).sum(0)))

@@ -12,7 +12,7 @@ from bondgrad.measuring._first_step import StartingPoint, climb, most_slopes
 from bondgrad.measuring._spread import Spread, input_sums
 from bondgrad.measuring._step_trial import Differences
 from bondgrad.policies._policy import Batch, MeasuringPolicy, Observation, State, Steps
-from bondgrad.policies._trial_sums import COUNT, SlopeErrors, TrialSums
+from bondgrad.policies._trial_sums import COUNT, SlopeErrors, TrialSums, roughness_at_best
 
 
 @dataclass(frozen=True)
@@ -112,12 +112,12 @@ class Calibrated(MeasuringPolicy):
         return {
             "step": zeros,  # h; zero: not known yet
             "noise": torch.zeros((), dtype=torch.float32),  # h² times the variance of D(h), in units²
-            "spread": zeros.clone(),  # of the inputs: see `StartingPoint.reach`; with jumps `StartingPoint.typical`
+            "spread": zeros.clone(),  # see `StartingPoint.reach`; of inputs with jumps `StartingPoint.typical`
             "sums": zeros.expand(COUNT, -1).clone(),  # over the rows of this round: see `TrialSums`
             "farthest": zeros + NOT_LIMITED,  # the longest step that fits between limits
             "unit": torch.ones((), dtype=torch.float32),  # the unit of slopes, so that their squares do not overflow
             "round": torch.zeros((), dtype=torch.float32),  # the number of completed rounds
-            "jumps": torch.zeros((), dtype=torch.float32),  # mean roughness of a box that jumps; zero of others
+            "jumps": zeros.clone(),  # mean roughness along inputs with jumps; zero of others
             "readings": torch.ones((), dtype=torch.float32),  # of every point
         }
 
@@ -128,18 +128,18 @@ class Calibrated(MeasuringPolicy):
     def start(self, state: State, start: StartingPoint) -> State:
         """See `MeasuringPolicy.start`."""
         first = climb(start)
-        step, spread = (start.typical, start.typical) if first.jumps else (first.step, start.reach)
-        unit, jumps = first.slope.clamp(1e-30, 1e30), torch.full_like(state["jumps"], SETTINGS.jumping * first.jumps)
-        found = state | {"step": step.float(), "spread": spread.float(), "unit": unit.float(), "jumps": jumps}
+        step, spread = (torch.where(first.jumps, start.typical, of) for of in (first.step, start.reach))
+        unit, jumps = first.slope.clamp(1e-30, 1e30), SETTINGS.jumping * first.jumps
+        found = state | {"step": step.float(), "spread": spread.float(), "unit": unit.float(), "jumps": jumps.float()}
         return found if start.room is None else found | {"farthest": start.room.float()}
 
     def needs_start(self, state: State) -> bool:
         """See `MeasuringPolicy.needs_start`."""
         return not float(state["step"].amin()) > 0
 
-    def jumps(self, state: State) -> bool:
+    def jumps(self, state: State) -> Tensor:
         """See `MeasuringPolicy.jumps`."""
-        return bool(state["jumps"] > 0)
+        return state["jumps"] > 0
 
     def readings(self, state: State) -> int | None:
         """See `MeasuringPolicy.readings`."""
@@ -174,7 +174,7 @@ class Calibrated(MeasuringPolicy):
         """
         step, trial = seen.steps.lower, seen.trial
         one = torch.ones_like(step)
-        unit, jumps = (state[name].expand_as(step) for name in ("unit", "jumps"))
+        unit, jumps = state["unit"].expand_as(step), state["jumps"]
         start = torch.stack((step.log(), unit.log(), state["farthest"].log(), jumps, one)).where(step > 0, 0)
         sums = torch.zeros_like(step).expand(COUNT, -1)
         spread = sums[:3]
@@ -191,7 +191,7 @@ class Calibrated(MeasuringPolicy):
         (spread, random, tried), (*begun, weight) = summary[COUNT : COUNT + 3], summary[COUNT + 3 :]
         if self.needs_start(state) and float(weight.amin()) > 0:  # several processes, each with a start of its own
             step, unit, farthest = (torch.exp(total / weight) for total in begun[:3])
-            jumps = _unless_smooth((begun[3] / weight).mean())
+            jumps = _unless_smooth(begun[3] / weight)
             state = state | {"step": step, "unit": unit.mean(), "farthest": farthest, "jumps": jumps}
         sums = TrialSums(*summary[:COUNT])
         if self.needs_start(state) or not float(sums.rows.amax()) > 0:  # no trial
@@ -221,9 +221,11 @@ def _shrinking(state: State, spread: Tensor, rows: int) -> Tensor:
 
 def _noise_jumped(state: State, sums: TrialSums) -> bool:
     """Whether the noise has grown so much that the steps must be found anew: see `CalibrationSettings.lost_noise`."""
-    noise = (sums.noise / sums.sound).nanmedian()
-    before = (state["noise"] / state["step"].square()).median()
-    lost = (noise > SETTINGS.lost_noise * before) & (noise > SETTINGS.lost_share * (sums.square / sums.weight).median())
+    smooth = _smooth_inputs(state)
+    noise = (sums.noise / sums.sound)[smooth].nanmedian()
+    before = (state["noise"] / state["step"].square())[smooth].median()
+    square = (sums.square / sums.weight)[smooth].median()
+    lost = (noise > SETTINGS.lost_noise * before) & (noise > SETTINGS.lost_share * square)
     return bool(lost & (sums.rows.amax() >= SETTINGS.lost_rows) & (state["round"] > 0))
 
 
@@ -231,16 +233,18 @@ def _next_round(state: State, rows: int, differences: Differences, most_readings
     """The state with new steps, after a round of trials in batches of so many rows."""
     h, spread, sums = state["step"], state["spread"], TrialSums(*state["sums"])
     noise = _noise(state, sums)
-    errors = SlopeErrors.of(sums, noise / h.square(), differences)
+    errors = SlopeErrors.of(sums, noise / h.square(), differences, state["jumps"] > 0)
     rough = errors.roughness.nan_to_num(SETTINGS.jumping, SETTINGS.jumping)  # not finite: D(h) is D(2h) everywhere
     jumps = _unless_smooth((state["jumps"] + rough) / 2 * (state["jumps"] > 0))
-    readings = _readings(errors, state["readings"], 1 if jumps > 0 else most_readings, differences.order)
+    smooth = SlopeErrors(*(part[jumps == 0] for part in errors))  # slopes over jumps are no better with more readings
+    readings = _readings(smooth, state["readings"], most_readings if len(smooth.noise) else 1, differences.order)
     less = state["readings"] / readings  # noise of the mean of readings
     noise, errors = noise * less, errors._replace(noise=errors.noise * less)
     factor = _best_factor(errors, differences.order)[0]
-    if errors.roughness > SETTINGS.rough:  # but farther out the outputs of a smooth box may look like that as well
-        least = SETTINGS.growth if errors.roughness > SETTINGS.very_rough else 1.0
-        factor = torch.maximum(factor, (spread / h).clamp(max=least))
+    at_best = max(1.0, roughness_at_best(differences))
+    least = torch.where(errors.rough > SETTINGS.very_rough * at_best, SETTINGS.growth, 1.0)
+    least = torch.minimum(spread / h, least)  # farther out the outputs of a smooth box may look rough as well
+    factor = torch.where(errors.rough > SETTINGS.rough * at_best, torch.maximum(factor, least), factor)
     tried = sums.rows.amax()
     answered = sums.sound >= SETTINGS.answered * tried
     factor = torch.where(sums.rows < SETTINGS.lost * tried, 0.5, factor)
@@ -248,7 +252,9 @@ def _next_round(state: State, rows: int, differences: Differences, most_readings
 
     few = rows < SETTINGS.spread_rows
     signal = errors.square > SETTINGS.signal * errors.noise / sums.rows.sqrt()
-    typical = relative[signal].median().nan_to_num(1.0)  # NaN without a signal
+    typical = relative[signal & ~(jumps > 0)].median().nan_to_num(1.0)  # NaN without a signal
+    unmoved = (sums.square == 0) & (sums.sound == tried)  # and without noise: farther out something may move
+    typical = torch.where(unmoved, 1.0, typical)
     relative = torch.where(signal | few, relative, (relative * typical).sqrt())
     if differences.together:  # the slope over a short step of one input would be lost in what others add over long ones
         relative = relative.log().mean().exp().expand_as(relative)
@@ -264,10 +270,17 @@ def _unless_smooth(roughness: Tensor) -> Tensor:
     return torch.where(roughness > SETTINGS.smooth, roughness, 0)
 
 
+def _smooth_inputs(state: State) -> Tensor:
+    """The inputs [d] along which the box does not jump; if there are none, all inputs."""
+    smooth = state["jumps"] == 0
+    return smooth | ~smooth.any()
+
+
 def _noise(state: State, sums: TrialSums) -> Tensor:
     """h² times the variance of the slopes: one number, since all inputs act through the same noisy outputs."""
     # The median over inputs, since bending that is no power of h looks like noise. NaN: evaluations failed at all rows.
-    measured, before = (sums.noise / sums.sound * state["step"].square()).nanmedian(), state["noise"]
+    each = sums.noise / sums.sound * state["step"].square()  # jumps look like noise as well
+    measured, before = each[_smooth_inputs(state)].nanmedian(), state["noise"]
     alike = 1 / SETTINGS.changed_noise < float(measured / before) < SETTINGS.changed_noise
     return torch.where(measured.isnan(), before, torch.lerp(measured, before, SETTINGS.past_noise * alike))
 

@@ -136,9 +136,12 @@ class MeasuringPolicy(Policy):
     def needs_start(self, state: State) -> bool:
         """Whether no steps are known yet, or not any more."""
 
-    def jumps(self, state: State) -> bool:
-        """Whether the box was found to jump, or to be piecewise constant, on the scale on which its inputs vary."""
-        return False
+    def jumps(self, state: State) -> Tensor | None:
+        """The inputs [d] along which the box jumps, or is piecewise constant, on the scale on which they vary.
+
+        None: nobody looked.
+        """
+        return None
 
     def readings(self, state: State) -> int | None:
         """How many readings to take of every point; None: as many as `repeats` of the layer says."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from bondgrad.measuring._step_trial import WEIGHTS, Differences, StepTrial, noise_covariance
 
+LENGTHS = (0.25, 0.5, 1.0)  # of D(h/2), D(h) and D(2h), relative to that of D(2h)
 TINY = torch.finfo(torch.float32).tiny
 
 
@@ -17,7 +18,7 @@ class ErrorSettings:
     """How errors of slopes are judged. The values were found on the boxes of `benchmarks/calibrated.py`."""
 
     largest: float = 1e15  # units; larger slopes, the squares of which might overflow, count as not known
-    material: float = 1e-3  # part of the squared slopes by which D(h/2) and D(h) must differ to be called rough
+    material: float = 1e-3  # part of squared slopes that is added to the difference of D(h) and D(2h) in roughness
     doubt: float = 2.0  # factor on the noise that is subtracted: that of rounding falls more slowly with h
     one_sided_noise: float = 4.0  # factor on the variance of a slope where one of the two ends failed
     saturation: int = 8  # power of the ratio of slopes by which bending is larger than it seems
@@ -33,7 +34,9 @@ class TrialSums(NamedTuple):
     """Sums over the rows of trials, [d] each.
 
     Sums of slopes are weighted, so that rows with large slopes do not decide for all others: signs need a small error
-    relative to the slope of each row. Where noise is larger than the slopes all rows have the same weight.
+    relative to the slope of each row. Where noise is larger than the slopes all rows have the same weight. The two that
+    say how rough the box is are relative to moves of the outputs, so that rows which meet a jump count alike, whichever
+    of the three steps is the first to reach it.
     """
 
     weight: Tensor  # of the rows with slopes at all three steps
@@ -41,7 +44,8 @@ class TrialSums(NamedTuple):
     cross: Tensor  # (D(2h) - D(h))·D(h)
     change: Tensor  # (D(2h) - D(h))²
     half_cross: Tensor  # (D(h/2) - D(h))·D(h)
-    half_change: Tensor  # (D(h/2) - D(h))²
+    rough_half: Tensor  # (D(h/2) - D(h))², over the square of the row's largest move, and not weighted otherwise
+    rough_twice: Tensor  # the same of D(2h)
     rows: Tensor  # the number of rows with slopes at all three steps
     sound: Tensor  # the number of rows at which no evaluation failed
     noise: Tensor  # the variance of D(h) at those rows
@@ -61,33 +65,43 @@ class TrialSums(NamedTuple):
         least = (WEIGHTS.noise * typical + WEIGHTS.least * middle).clamp_min(TINY)
         weight = torch.where(known, least / (square + least), 0)
         change, half_change = two - one, half - one
-        weighted = (one * one, change * one, change * change, half_change * one, half_change * half_change)
+        weighted = (one * one, change * one, change * change, half_change * one)
+        move = (slopes * slopes.new_tensor(LENGTHS)[:, None, None]).square().amax(0) + least
+        rough = (part.square() / move for part in (half_change, change))
         trusted = torch.where(sound, weight, 0)  # noise counts likewise, since it may grow with the outputs
         noise = noise * trusted * (sound.sum(0) / trusted.sum(0).clamp_min(TINY))
-        parts = (weight, *(weight * part for part in weighted), known, sound, noise)
+        parts = (weight, *(weight * part for part in weighted), *rough, known, sound, noise)
         return torch.stack([part.sum(0) for part in parts]).float()
 
 
 COUNT = len(TrialSums._fields)
 
 
+def growth_of(sums: TrialSums, noise: Tensor, differences: Differences, k: int) -> Tensor:
+    """The growth [d] with which (1 + growth)·D(h) fits D(h/2), for k = 0, or D(2h), for k = 2.
+
+    The variance of D(h) is `noise` [d].
+    """
+    cross, common = sums.half_cross if k == 0 else sums.cross, float(noise_covariance(differences)[1, k])
+    weight = sums.weight.clamp_min(TINY)
+    known = (sums.square / weight - noise).clamp_min(0) + SETTINGS.doubt * noise
+    return torch.where(known > 0, (cross / weight + noise * (1 - common)) / known, 0).clamp(-1, 3)
+
+
 class Fit(NamedTuple):
-    """The slopes over k times the step, k = 2 or 1/2, fitted by (1 + growth)·D(h), for each input, [d] each."""
+    """The slopes over twice the step, fitted by (1 + growth)·D(h), for each input, [d] each."""
 
     growth: Tensor
     left: Tensor  # mean square of what the fit leaves, noise included
     by_noise: Tensor  # the part of that which is noise
 
     @staticmethod
-    def of(sums: TrialSums, noise: Tensor, differences: Differences, k: int) -> "Fit":
-        """The fit of D(h/2), for k = 0, or of D(2h), for k = 2; `noise` [d] is the variance of D(h)."""
-        cross, change = (sums.half_cross, sums.half_change) if k == 0 else (sums.cross, sums.change)
-        covariance, weight = noise_covariance(differences), sums.weight.clamp_min(TINY)
-        common, own = float(covariance[1, k]), float(covariance[k, k])
-        known = (sums.square / weight - noise).clamp_min(0) + SETTINGS.doubt * noise
-        growth = torch.where(known > 0, (cross / weight + noise * (1 - common)) / known, 0).clamp(-1, 3)
-        left = (change - 2 * growth * cross + growth.square() * sums.square) / weight
-        ratio = 1 + growth
+    def of(sums: TrialSums, noise: Tensor, differences: Differences) -> "Fit":
+        """The fit, with `noise` [d] the variance of D(h)."""
+        growth, weight = growth_of(sums, noise, differences, 2), sums.weight.clamp_min(TINY)
+        left = (sums.change - 2 * growth * sums.cross + growth.square() * sums.square) / weight
+        covariance = noise_covariance(differences)
+        common, own, ratio = float(covariance[1, 2]), float(covariance[2, 2]), 1 + growth
         one_sided = SETTINGS.one_sided_noise - (SETTINGS.one_sided_noise - 1) * sums.sound / sums.rows.clamp_min(1)
         return Fit(growth, left, noise * one_sided * (own - 2 * ratio * common + ratio.square()))
 
@@ -100,11 +114,14 @@ class SlopeErrors(NamedTuple):
     stretch: Tensor  # relative growth of all slopes of an input
     square: Tensor  # mean square of the slopes, without noise
     saturates: Tensor  # whether all slopes of an input shrink as where outputs have reached their end
-    roughness: Tensor  # difference of D(h/2) and D(h) over that of D(h) and D(2h), in the sum over inputs: a number
+    roughness: Tensor  # square of D(h/2) - D(h) over that of D(2h) - D(h), in the sum over inputs alike
+    rough: Tensor  # the same, or less where the rows of this input show that it is less there
 
     @staticmethod
-    def of(sums: TrialSums, noise: Tensor, differences: Differences) -> "SlopeErrors":
+    def of(sums: TrialSums, noise: Tensor, differences: Differences, jumps: Tensor) -> "SlopeErrors":
         """The errors that follow from sums over trials, with `noise` [d] the variance of D(h).
+
+        Inputs along which the box jumps, which `jumps` [d] tells, are judged apart from the others.
 
         What the fit of D(2h) leaves is noise of known variance, of which `doubt` times as much is subtracted, and
         bending. Where the error of a slope grows with a power of h, what is left is a known multiple of it; at the best
@@ -113,7 +130,7 @@ class SlopeErrors(NamedTuple):
         tells little of the error. In networks and pendulums it is larger by the eighth power of D(h) / D(2h).
         """
         order, weight = differences.order, sums.weight.clamp_min(TINY)
-        twice, half = (Fit.of(sums, noise, differences, k) for k in (2, 0))
+        twice, half = Fit.of(sums, noise, differences), growth_of(sums, noise, differences, 0)
         square = (sums.square / weight - noise).clamp_min(0)
         covariance = noise_covariance(differences)
         at_best = order * float(covariance[2, 2] - 2 * covariance[1, 2] + 1)
@@ -125,10 +142,26 @@ class SlopeErrors(NamedTuple):
         # From h/2 to h slopes shrink by 1 / 2^order of what they shrink by from h to 2h, unless the end is reached.
         error = (float(covariance[0, 0]) * noise / (square + noise).clamp_min(TINY) / sums.rows.clamp_min(1)).sqrt()
         usual = -twice.growth.clamp(max=0) * 0.5**order
-        saturates = half.growth - SETTINGS.certain * error > SETTINGS.reached_end * usual
-        size = sums.square.clamp_min(TINY)
-        by_input = sums.half_change / size
-        material = by_input > SETTINGS.material
-        roughness = by_input[material].sum() / (sums.change / size)[material].sum()
-        roughness = torch.where(material.any() | (sums.square == 0).all(), roughness, 0)  # NaN: there are no slopes
-        return SlopeErrors(noise, bending, twice.growth / (2**order - 1), square, saturates, roughness)
+        saturates = half - SETTINGS.certain * error > SETTINGS.reached_end * usual
+        roughness, rough = _roughness(sums, jumps)
+        return SlopeErrors(noise, bending, twice.growth / (2**order - 1), square, saturates, roughness, rough)
+
+
+def _roughness(sums: TrialSums, jumps: Tensor) -> tuple[Tensor, Tensor]:
+    """See `SlopeErrors.roughness` and `SlopeErrors.rough`; NaN where none of the inputs alike has a slope."""
+    rows, flat = sums.rows.clamp_min(1), sums.square == 0
+    shorter, longer = sums.rough_half / rows, sums.rough_twice / rows + SETTINGS.material
+    roughness = torch.full_like(shorter, math.nan)
+    for alike in (jumps, ~jumps):
+        if not bool(flat[alike].all()):
+            roughness[alike] = shorter[alike].sum() / longer[alike].sum()
+    # The logarithm of the ratio of two variances has a standard error of sqrt(4 / rows).
+    most = shorter / longer * torch.exp(SETTINGS.certain * (4 / rows).sqrt())
+    return roughness, torch.where(flat, roughness, torch.minimum(roughness, most))
+
+
+def roughness_at_best(differences: Differences) -> float:
+    """`SlopeErrors.roughness` at the step with the least error, where the noise is `order` times the bending."""
+    covariance, order = noise_covariance(differences), differences.order
+    shorter, longer = (float(covariance[k, k] - 2 * covariance[1, k] + covariance[1, 1]) for k in (0, 2))
+    return (order * shorter + (1 - 0.5**order) ** 2) / (order * longer + (2.0**order - 1) ** 2)

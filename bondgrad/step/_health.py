@@ -43,7 +43,7 @@ class HealthReport(NamedTuple):
     dead: bool  # whether nothing changed at all
     hidden: float = 0.0  # part of the slopes that the noise of repeated answers hides
     uneven: bool = False  # whether slopes that it does not hide differ by orders of magnitude from row to row
-    jumps: bool = False  # whether the box jumps, or is piecewise constant, on the scale on which its inputs vary
+    jumps: tuple[int, ...] = ()  # the inputs along which it jumps, or is piecewise constant, as far as they vary
     rows: int = 0  # of the trial
     woken: int = 0  # dependencies that a found structure lacked, and that were added to it in the course of training
 
@@ -155,9 +155,10 @@ class HealthMonitor:
         elif all(v.jumps for v in lately):
             self._say(
                 "jumps",
-                "the box jumps, or is piecewise constant, on the scale on which its inputs vary: short steps see "
-                "nothing, or a single jump. Its gradient is taken over one standard deviation of every input; "
-                "policy=bondgrad.policies.Fixed(step) sets another distance.",
+                "the box jumps, or is piecewise constant, on the scale on which its inputs vary "
+                f"({_numbered(lately[-1].jumps)}): short steps see nothing, or a single jump. Its gradient is taken "
+                "over one standard deviation of these inputs; policy=bondgrad.policies.Fixed(step) sets another "
+                "distance.",
             )
         elif self._rows > SETTINGS.settling and not any(v.jumps or v.dead for v in lately):
             self._warn_of_noise(lately)
@@ -195,3 +196,10 @@ class HealthMonitor:
         if kind not in self._said:
             self._said.add(kind)
             warnings.warn(message, stacklevel=2)
+
+
+def _numbered(inputs: tuple[int, ...], most: int = 4) -> str:
+    """The numbers of inputs, not too many of them: "0, 1, 2, 3 and 12 more"."""
+    named = inputs if len(inputs) <= most + 1 else inputs[:most]
+    more = f" and {len(inputs) - most} more" if len(named) < len(inputs) else ""
+    return f"input{'s' if len(inputs) > 1 else ''} {', '.join(map(str, named))}{more}"

@@ -189,7 +189,8 @@ def result_of(trial: StepTrial, step: StepInputs, evaluations: int, state: State
     if not bool(trial.sound.any()):  # it did not answer
         return TrialResult(evaluations, None, step.schedule.noise)
     policy = step.parts.policy
-    report = examine(trial, step.y)._replace(jumps=isinstance(policy, MeasuringPolicy) and policy.jumps(state))
+    report, jumps = examine(trial, step.y), policy.jumps(state) if isinstance(policy, MeasuringPolicy) else None
+    report = report if jumps is None else report._replace(jumps=tuple(jumps.nonzero().flatten().tolist()))
     seeded = step.parts.function.seed_position is not None
     report = report._replace(hidden=0.0) if seeded else report  # noise that both ends have in common hides nothing
     return TrialResult(evaluations, report, measured_noise(report, step.schedule.noise, seeded))

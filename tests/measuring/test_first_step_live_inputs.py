@@ -20,7 +20,7 @@ def test_the_typical_slope_is_that_of_inputs_that_have_one(inputs, live, rows):
     found = climb(start(slopes, (1.0,) * inputs))
     assert float(found.slope) == pytest.approx(3, rel=0.01)
     assert found.step.tolist() in ([2 * 4.0**-5] * inputs, [2 * 4.0**-4] * inputs)
-    assert not found.jumps
+    assert not found.jumps.any()
 
 
 @pytest.mark.parametrize(("inputs", "live"), [(4, 1), (16, 4)])

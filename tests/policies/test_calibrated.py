@@ -91,7 +91,9 @@ def test_steps_are_nearly_the_best(fn, estimator, sigma):
     h = layer.policy_state.step
     grid = torch.logspace(-3, 3, 25, base=2) * h.median()
     best = grid[errors_at(grid, fn, sigma, estimator).argmin(0)]
-    assert (h / best).log2().abs().max() < 1.125  # a factor of two, give or take half of what lies between grid points
+    off = (h / best).log2().abs()  # from round to round steps go up and down by a factor of two or so
+    assert off.max() < 1.25
+    assert off.mean() < 0.75
 
 
 @pytest.mark.parametrize("sigma", [1e-6, 1e-2])
@@ -249,7 +251,7 @@ def test_half_the_space_may_fail():
     check_state(layer)
     (x, gy), *_ = problems(1, seed=2)
     x[:, 0] = -x[:, 0].abs() - 1
-    assert close(gradient(layer, x, gy), exact_gradient(waves, x, gy), 0.08)
+    assert close(gradient(layer, x, gy), exact_gradient(waves, x, gy), 0.05)
 
 
 @pytest.mark.parametrize("estimator", ["central", "forward"])

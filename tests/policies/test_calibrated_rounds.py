@@ -60,7 +60,7 @@ def test_a_summary_has_the_sums_of_a_trial_and_what_a_joint_start_needs():
     assert torch.equal(summary[:COUNT], TrialSums.of(seen.trial, state["unit"], state["step"]))
     values = [0.7, 0, 1, math.log(0.5), math.log(2), math.log(3), 0, 1]
     assert summary[COUNT:, 0].tolist() == pytest.approx([5 * value for value in values])
-    jumping = POLICY.summarize(state | {"jumps": torch.tensor(1.5)}, seen)[COUNT:, 0].tolist()
+    jumping = POLICY.summarize(state | {"jumps": torch.tensor([1.5])}, seen)[COUNT:, 0].tolist()
     assert jumping == pytest.approx([5 * value for value in (0.3, *values[1:-2], 1.5, 1)])
 
 
@@ -119,11 +119,10 @@ def test_they_agree_on_whether_there_are_jumps_by_the_mean_roughness_over_their_
     """Below six tenths there are none."""
     summary = 0
     for count, roughness in zip(rows, jumps, strict=True):
-        g, state = torch.zeros(count, 2), state_of(2, jumps=roughness)
+        g, state = torch.zeros(count, 2), state_of(2, jumps=[roughness, 0.0])
         summary = summary + POLICY.summarize(state, Observation(g, g, Steps(*[state["step"]] * 4), CENTRAL))
     found = POLICY.observe(POLICY.init(2), summary, sum(rows), CENTRAL)["jumps"]
-    assert found.shape == ()
-    assert float(found) == pytest.approx(joint)
+    assert found.tolist() == pytest.approx([joint, 0])
 
 
 def test_they_wait_for_a_process_that_has_not_started():
@@ -155,7 +154,7 @@ def test_the_unit_of_slopes_stays_within_single_precision(slope, unit):
     assert float(found["unit"]) == pytest.approx(unit, rel=1e-4)
     assert float(found["step"]) == 4.0**-7 / 2  # where the first two rungs agree
     assert float(found["spread"]) == 1
-    assert not POLICY.jumps(found)
+    assert not POLICY.jumps(found).any()
     assert all(value.dtype == torch.float32 and value.isfinite().all() for value in found.values())
 
 
@@ -168,12 +167,25 @@ def test_a_box_with_jumps_starts_with_typical_moves():
     reach, deviation = torch.tensor([2.0, 3.0]), torch.tensor([1.0, 2.0])
     point = StartingPoint(Spread(deviation, 2 * reach), reach, torch.zeros(()), lambda h: staircase(h))
     found = POLICY.start(POLICY.init(2), point)
-    assert POLICY.jumps(found)
+    assert POLICY.jumps(found).all()
     assert found["step"].tolist() == found["spread"].tolist() == [1, 2]
-    assert float(found["jumps"]) == 2  # the roughness that is supposed of it
+    assert found["jumps"].tolist() == [2, 2]  # the roughness that is supposed of it
     smooth = POLICY.start(POLICY.init(2), point._replace(slopes=lambda h: (1 + 1e-3 * h).expand(8, 2)))
     assert smooth["spread"].tolist() == [2, 3]
-    assert not POLICY.jumps(smooth)
+    assert not POLICY.jumps(smooth).any()
+
+
+def test_inputs_without_jumps_start_with_the_steps_of_smooth_boxes_beside_those_that_have_some():
+    reach, deviation = torch.tensor([2.0, 3.0]), torch.tensor([1.0, 2.0])
+
+    def slopes(h):
+        return torch.stack((staircase(h)[:, 0], 1 + 1e-3 * h[1].expand(8)), 1)
+
+    found = POLICY.start(POLICY.init(2), StartingPoint(Spread(deviation, 2 * reach), reach, torch.zeros(()), slopes))
+    assert POLICY.jumps(found).tolist() == [True, False]
+    assert found["spread"].tolist() == [1, 3]
+    assert found["step"][0] == 1
+    assert found["step"][1] < 1e-3
 
 
 def test_the_longest_step_is_the_one_that_fits_between_limits():

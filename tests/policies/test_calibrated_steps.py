@@ -15,7 +15,7 @@ CENTRAL, FORWARD, TOGETHER = Differences(), Differences(1, True), Differences(to
 
 def errors_of(noise, bending=0.0, stretch=0.0, square=1.0, saturates=False):
     numbers = (torch.tensor([float(value)]) for value in (noise, bending, stretch, square))
-    return SlopeErrors(*numbers, torch.tensor([saturates]), torch.zeros(()))
+    return SlopeErrors(*numbers, torch.tensor([saturates]), torch.zeros(1), torch.zeros(1))
 
 
 def factor_of(*errors, order=2, **more):
@@ -116,7 +116,7 @@ def round_of(
     change = left + 2 * growth * cross - growth**2 * (square + noise)
     half_cross = torch.full_like(square, half) * drawn - noise * (1 - common_half)
     one = torch.ones_like(square)
-    means = (one, square + noise, cross, change, half_cross, rough * change)
+    means = (one, square + noise, cross, change, half_cross, rough * (change + 1e-3), change)
     sums = torch.stack((*(rows * mean for mean in means), known, sound, noise * sound)).float()
     step = more.setdefault("step", [0.1] * len(square))
     state = state_of(len(square), sums=sums, **({"noise": noise * float(step[0]) ** 2} | more))
@@ -280,7 +280,7 @@ def test_a_box_does_not_jump_any_more_where_that_falls_below_six_tenths():
 def test_slopes_that_are_the_same_over_h_and_2h_in_every_row_are_those_of_jumps(half_change):
     """There are none where outputs do not change; and resolutions may be such that moves match the jumps."""
     sums = torch.zeros(COUNT, 1)
-    sums[TrialSums._fields.index("half_change")] = half_change
+    sums[TrialSums._fields.index("rough_half")] = half_change
     for name in ("rows", "sound", "weight"):
         sums[TrialSums._fields.index(name)] = 16.0
     for before in (2.0, 1.0):

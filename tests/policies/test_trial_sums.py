@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from bondgrad.policies import Differences, StepTrial
-from bondgrad.policies._trial_sums import COUNT, Fit, SlopeErrors, TrialSums
+from bondgrad.policies._trial_sums import COUNT, Fit, SlopeErrors, TrialSums, growth_of
 
 CENTRAL, FORWARD = Differences(), Differences(1, True)
+NO_JUMPS = torch.zeros(1, dtype=torch.bool)
 each_kind = pytest.mark.parametrize("differences", [CENTRAL, FORWARD], ids=["central", "forward"])
 
 # The combination of D(h/2), D(h), D(2h) without slope and bending, and its variance for a variance of 1 in D(h). With
@@ -18,8 +19,8 @@ ODD = {
     CENTRAL: ((1, -1.25, 0.25), 4 + 1.25**2 + 0.25**2 / 4),
     FORWARD: ((1, -1.5, 0.5), (4 + 1.5**2 + 0.5**2 / 4 + (2 - 1.5 + 0.5 / 2) ** 2) / 2),
 }
-# Of the noise: the covariance of D(h/2) and D(h), the variance of D(h/2), and the same of D(2h).
-COVARIANCE = {CENTRAL: (0, 4, 0, 0.25), FORWARD: (1, 4, 0.25, 0.25)}
+# Of the noise: the covariance of D(h/2) and D(h), that of D(2h) and D(h), and the variance of D(2h).
+COVARIANCE = {CENTRAL: (0, 0, 0.25), FORWARD: (1, 0.25, 0.25)}
 
 
 def trial_of(slopes, differences=CENTRAL, sound=True):
@@ -64,8 +65,10 @@ def by_rows(slopes, sound, differences, unit, step):
             if known[r][i]:
                 half, one, two = slopes[:, r, i].tolist()
                 weight = least / (squares[r] + least)
-                terms = (1, one**2, (two - one) * one, (two - one) ** 2, (half - one) * one, (half - one) ** 2)
-                parts = [*(weight * term for term in terms), 1, float(sound[r, i])]
+                terms = (1, one**2, (two - one) * one, (two - one) ** 2, (half - one) * one)
+                move = max(abs(half) / 4, abs(one) / 2, abs(two)) ** 2 + least  # of h/2, h and 2h
+                rough = ((half - one) ** 2 / move, (two - one) ** 2 / move)
+                parts = [*(weight * term for term in terms), *rough, 1, float(sound[r, i])]
                 column = [total + part for total, part in zip(column, [*parts, 0], strict=True)]
                 trusted += [(weight, noise[i][r])] if sound[r, i] else []
         if trusted:
@@ -95,17 +98,17 @@ def growing(size, growth, rows):
 
 def test_rows_count_alike_whatever_the_size_of_their_slopes():
     slopes = torch.cat((growing(1.0, 0.3, 8), growing(100.0, 0.0, 8)), 1)
-    found = Fit.of(sums_of(slopes), torch.zeros(1), CENTRAL, 2)
+    found = Fit.of(sums_of(slopes), torch.zeros(1), CENTRAL)
     assert float(found.growth) == pytest.approx(0.15, abs=0.02)
     noisy = slopes + torch.tensor([1e-9, 0, 0])[:, None, None]  # a little noise makes no difference
-    assert float(Fit.of(sums_of(noisy), torch.zeros(1), CENTRAL, 2).growth) == pytest.approx(0.15, abs=0.02)
+    assert float(Fit.of(sums_of(noisy), torch.zeros(1), CENTRAL).growth) == pytest.approx(0.15, abs=0.02)
 
 
 def test_a_row_with_a_slope_of_next_to_nothing_does_not_count_more_than_others():
     slopes = torch.cat((growing(1.0, 0.0, 15), growing(1e-6, 3.0, 1)), 1)
     sums = sums_of(slopes)
     assert float(sums.weight) == pytest.approx(1 + 15 / 1001, rel=1e-3)  # its weight is 1, that of others 1/1001
-    assert float(Fit.of(sums, torch.zeros(1), CENTRAL, 2).growth) == pytest.approx(0, abs=1e-6)
+    assert float(Fit.of(sums, torch.zeros(1), CENTRAL).growth) == pytest.approx(0, abs=1e-6)
 
 
 def test_rows_that_are_lost_in_noise_have_the_same_weight_whatever_their_slopes():
@@ -169,62 +172,66 @@ def moments(
     half=0.0, twice=0.0, square=1.0, variance=0.0, bent=0.0, differences=CENTRAL, rows=16.0, sound=None, weight=1.0
 ):
     """The sums where D(h/2) is (1 + half)·D(h) and D(2h) is (1 + twice)·D(h), and errors beside that."""
-    common_half, own_half, common, own = COVARIANCE[differences]
+    common_half, common, own = COVARIANCE[differences]
     means = (
         1.0,
         square + variance,
         twice * square - variance * (1 - common),
         twice**2 * square + variance * (own - 2 * common + 1) + bent,
         half * square - variance * (1 - common_half),
-        half**2 * square + variance * (own_half - 2 * common_half + 1),
     )
-    counts = (rows, rows if sound is None else sound, variance * (rows if sound is None else sound))
+    counts = (0.0, 0.0, rows, rows if sound is None else sound, variance * (rows if sound is None else sound))
     return TrialSums(*(torch.tensor([v], dtype=torch.float64) for v in (*(weight * rows * m for m in means), *counts)))
 
 
-def fit_of(k, variance=0.0, differences=CENTRAL, **values):
+def fit_of(variance=0.0, differences=CENTRAL, **values):
     sums = moments(variance=variance, differences=differences, **values)
-    return [float(part) for part in Fit.of(sums, torch.tensor([variance], dtype=torch.float64), differences, k)]
+    return [float(part) for part in Fit.of(sums, torch.tensor([variance], dtype=torch.float64), differences)]
+
+
+def growth(k, variance=0.0, differences=CENTRAL, **values):
+    sums = moments(variance=variance, differences=differences, **values)
+    return float(growth_of(sums, torch.tensor([variance], dtype=torch.float64), differences, k))
 
 
 @each_kind
 @pytest.mark.parametrize("weight", [1.0, 0.01])
 def test_growth_is_that_of_slopes_without_their_noise_drawn_to_zero_by_it(differences, weight):
-    assert fit_of(2, twice=0.2, differences=differences, weight=weight)[0] == pytest.approx(0.2)
-    assert fit_of(0, half=-0.1, differences=differences, weight=weight)[0] == pytest.approx(-0.1)
+    assert growth(2, twice=0.2, differences=differences, weight=weight) == pytest.approx(0.2)
+    assert growth(0, half=-0.1, differences=differences, weight=weight) == pytest.approx(-0.1)
     # Twice the variance is added to the squares.
     noisy = {"variance": 0.1, "differences": differences, "weight": weight}
-    assert fit_of(2, twice=0.2, **noisy)[0] == pytest.approx(0.2 / 1.2)
-    assert fit_of(0, half=-0.1, **noisy)[0] == pytest.approx(-0.1 / 1.2)
+    assert growth(2, twice=0.2, **noisy) == pytest.approx(0.2 / 1.2)
+    assert growth(0, half=-0.1, **noisy) == pytest.approx(-0.1 / 1.2)
 
 
 @each_kind
 def test_what_a_fit_leaves_is_noise_and_bending(differences):
-    common_half, own_half, common, own = COVARIANCE[differences]
-    left, by_noise = fit_of(2, variance=0.1, bent=0.7, differences=differences)[1:]
+    _, common, own = COVARIANCE[differences]
+    left, by_noise = fit_of(variance=0.1, bent=0.7, differences=differences)[1:]
     assert left == pytest.approx(0.7 + by_noise)
     assert by_noise == pytest.approx(0.1 * (own - 2 * common + 1))
-    assert fit_of(2, twice=0.2, bent=0.7, differences=differences)[1:] == pytest.approx([0.7, 0])
-    growth, left, by_noise = fit_of(0, half=0.3, variance=0.1, differences=differences)
-    ratio = 1 + growth
-    assert by_noise == pytest.approx(0.1 * (own_half - 2 * ratio * common_half + ratio**2))
-    assert left == pytest.approx((0.3 - growth) ** 2 + by_noise)
+    assert fit_of(twice=0.2, bent=0.7, differences=differences)[1:] == pytest.approx([0.7, 0])
+    grown, left, by_noise = fit_of(twice=0.3, variance=0.1, differences=differences)
+    assert grown == growth(2, twice=0.3, variance=0.1, differences=differences)
+    assert by_noise == pytest.approx(0.1 * (own - 2 * (1 + grown) * common + (1 + grown) ** 2))
+    assert left == pytest.approx((0.3 - grown) ** 2 + by_noise)
 
 
 def test_where_one_of_two_ends_failed_there_is_four_times_the_noise():
-    by_noise = [fit_of(2, variance=0.1, sound=sound)[2] for sound in (16.0, 8.0, 0.0)]
+    by_noise = [fit_of(variance=0.1, sound=sound)[2] for sound in (16.0, 8.0, 0.0)]
     assert by_noise == pytest.approx([0.125, 2.5 * 0.125, 4 * 0.125])  # in the mean over rows
 
 
-@pytest.mark.parametrize(("twice", "growth"), [(9.0, 3), (-3.0, -1), (0.2, 0.2)])
-def test_growth_has_bounds(twice, growth):
-    assert fit_of(2, twice=twice)[0] == pytest.approx(growth)
+@pytest.mark.parametrize(("twice", "expected"), [(9.0, 3), (-3.0, -1), (0.2, 0.2)])
+def test_growth_has_bounds(twice, expected):
+    assert growth(2, twice=twice) == pytest.approx(expected)
 
 
 def test_nothing_grows_where_there_are_no_slopes():
-    assert fit_of(2, square=0.0, twice=0.0) == [0, 0, 0]
-    assert fit_of(2, square=0.0, variance=0.1)[0] == pytest.approx(0)
-    assert fit_of(2, rows=0.0, variance=0.1)[0] == pytest.approx(0.1 / 0.2 * 1)  # no row at all, and so no cross
+    assert fit_of(square=0.0, twice=0.0) == [0, 0, 0]
+    assert growth(2, square=0.0, variance=0.1) == pytest.approx(0)
+    assert growth(2, rows=0.0, variance=0.1) == pytest.approx(0.1 / 0.2 * 1)  # no row at all, and so no cross
 
 
 # ---- errors
@@ -238,18 +245,13 @@ def drawn(differences, stretch=0.0, bent=0.0, variance=0.0, rows=40_000):
     noise = (ends[:3] - ends[3]) / math.sqrt(2) / h if differences.shared_base else ends[:3] / h
     t = math.sqrt(bent) * torch.randn(rows, 1, generator=random, dtype=torch.float64)
     slopes = 1 + (stretch + t) * h**differences.order + math.sqrt(variance) * noise
-    sums = [
-        slopes[1] ** 2,
-        *((s - slopes[1]) * other for s in (slopes[2], slopes[0]) for other in (slopes[1], s - slopes[1])),
-    ]
-    parts = [
-        torch.full((1,), float(rows)),
-        *(part.sum(0) for part in sums),
-        *(torch.full((1,), float(rows)),) * 2,
-        noise[1],
-    ]
-    noise = torch.tensor([variance])
-    return {name: float(v) for name, v in SlopeErrors.of(TrialSums(*parts), noise, differences)._asdict().items()}
+    half, one, two = slopes
+    change, half_change = two - one, half - one
+    sums = (one**2, change * one, change**2, half_change * one, half_change**2, change**2)  # as if all moves were one
+    number = torch.full((1,), float(rows))
+    parts = (number, *(part.sum(0) for part in sums), number, number, noise[1])
+    found = SlopeErrors.of(TrialSums(*parts), torch.tensor([variance]), differences, NO_JUMPS)
+    return {name: float(value) for name, value in found._asdict().items()}
 
 
 @each_kind
@@ -303,7 +305,7 @@ def test_noise_by_itself_is_no_bending():
 
 def errors_of(variance=0.0, differences=CENTRAL, **values):
     sums = moments(variance=variance, differences=differences, **values)
-    found = SlopeErrors.of(sums, torch.tensor([variance], dtype=torch.float64), differences)
+    found = SlopeErrors.of(sums, torch.tensor([variance], dtype=torch.float64), differences, NO_JUMPS)
     return {name: float(value) for name, value in found._asdict().items()}
 
 
@@ -312,7 +314,7 @@ def test_slopes_that_grow_from_h_to_2h_have_grown_by_the_known_part_of_that_up_t
     assert errors_of(twice=0.3, differences=CENTRAL)["stretch"] == pytest.approx(0.1)
     differences = Differences(order)
     sums = moments(twice=0.3)
-    found = SlopeErrors.of(sums, torch.zeros(1), differences).stretch
+    found = SlopeErrors.of(sums, torch.zeros(1), differences, NO_JUMPS).stretch
     assert float(found) == pytest.approx(0.3 / (2**order - 1))
 
 
@@ -340,7 +342,7 @@ def test_slopes_squared_have_no_noise_and_are_not_negative():
 )
 def test_outputs_have_reached_their_end_where_slopes_shrink_too_soon(half, twice, order, saturates):
     differences = Differences(order)
-    assert bool(SlopeErrors.of(moments(half, twice), torch.zeros(1), differences).saturates) == saturates
+    assert bool(SlopeErrors.of(moments(half, twice), torch.zeros(1), differences, NO_JUMPS).saturates) == saturates
 
 
 @pytest.mark.parametrize(("rows", "saturates"), [(16.0, False), (64.0, True)])

@@ -43,6 +43,23 @@ def test_noise_has_grown_when_four_trials_in_a_row_have_four_times_the_most_of_t
     assert said([quiet, NOISY, quiet, quiet] + [grown, grown, grown, NOISY] * 3) == []
 
 
+@pytest.mark.parametrize(
+    ("jumps", "named"),
+    [
+        ((3,), "input 3"),
+        ((0, 2), "inputs 0, 2"),
+        (range(5), "inputs 0, 1, 2, 3, 4"),
+        (range(30), "inputs 0, 1, 2, 3 and 26 more"),
+    ],
+)
+def test_inputs_along_which_a_box_jumps_are_named(jumps, named):
+    monitor, report = HealthMonitor(), WELL._replace(jumps=tuple(jumps))
+    for _ in range(3):
+        monitor.watch(report)
+    with pytest.warns(UserWarning, match=rf"on the scale on which its inputs vary \({named}\): short steps"):
+        monitor.watch(report)
+
+
 def test_a_box_that_does_not_move_is_named_after_four_trials():
     dead = WELL._replace(dead=True, signal=0.0, drowned=5.0)
     assert said([dead] * 9) == [(4, "do not change at all")]
@@ -50,12 +67,12 @@ def test_a_box_that_does_not_move_is_named_after_four_trials():
 
 
 def test_a_box_that_jumps_is_named_after_four_trials_and_nothing_is_said_of_its_noise():
-    jumps = NOISY._replace(jumps=True, signal=0.0, drowned=5.0)
+    jumps = NOISY._replace(jumps=(0, 1), signal=0.0, drowned=5.0)
     assert said([jumps] * 20) == [(4, "jumps")]
     assert said([jumps, jumps, jumps, NOISY] * 5) == []
     dead = jumps._replace(dead=True)
     assert said([dead] * 20) == [(4, "do not change at all")]
-    both = [dead, dead, jumps._replace(dead=False, jumps=False), jumps] * 5
+    both = [dead, dead, jumps._replace(dead=False, jumps=()), jumps] * 5
     assert said(both) == []  # neither of the two for four trials in a row
 
 
@@ -73,7 +90,7 @@ def test_there_is_no_signal_where_slopes_do_not_agree_and_a_tenth_of_them_is_noi
     report = NOISY._replace(signal=signal, drowned=drowned)
     assert said([report] * 20) == news
     assert said([report, report, report, NOISY] * 5) == []
-    for other in (report._replace(dead=True), report._replace(jumps=True)):
+    for other in (report._replace(dead=True), report._replace(jumps=(0, 1))):
         assert said([report, report, report, other] * 5) == []
 
 
@@ -129,7 +146,7 @@ UNEVEN = "one step for each input does not suit all rows"
         ({"drowned": 0.11}, [(17, "too large")]),
         ({"drowned": 0.11, "signal": 0.0}, [(17, "no signal")]),
         ({"signal": 0.0}, [(17, UNEVEN)]),
-        ({"jumps": True}, [(4, "jumps")]),
+        ({"jumps": (0, 1)}, [(4, "jumps")]),
         ({"dead": True}, [(4, "do not change at all")]),
     ],
 )

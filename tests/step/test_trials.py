@@ -157,15 +157,15 @@ def test_a_box_that_does_not_answer_leaves_no_report_and_the_noise_as_it_was():
     assert (result.evaluations, result.report, result.noise) == (7, None, 0.25)
 
 
-@pytest.mark.parametrize("jumps", [False, True])
-def test_a_report_says_whether_the_policy_found_jumps(jumps):
+@pytest.mark.parametrize("jumps", [(), (1,), (0, 1)])
+def test_a_report_says_along_which_inputs_the_policy_found_jumps(jumps):
     x, ones = torch.randn(8, 2), torch.ones(8, 2)
     layer = BlackBox(square, 2, policy="calibrated")
     step, _, rows = trial_rows(layer, x, ones)
-    state = layer.policy.init(2) | {"jumps": torch.tensor(float(jumps))}
-    assert result_of(rows.trial(steps_of(0.1, x)), step, 7, state).report.jumps is jumps
+    state = layer.policy.init(2) | {"jumps": torch.tensor([1.5 * (i in jumps) for i in range(2)])}
+    assert result_of(rows.trial(steps_of(0.1, x)), step, 7, state).report.jumps == jumps
     step, _, rows = trial_rows(BlackBox(square, 2, policy=Fixed(0.1)), x, ones)
-    assert result_of(rows.trial(steps_of(0.1, x)), step, 7, {}).report.jumps is False  # nobody looked
+    assert result_of(rows.trial(steps_of(0.1, x)), step, 7, {}).report.jumps == ()  # nobody looked
 
 
 def test_noise_that_both_ends_have_in_common_is_none_at_the_start():
