@@ -59,7 +59,7 @@ class BlackBox(AssignableLayer):
         resolution: The step in which inputs can be set, as that of a DAC, a number or one per input. Every point of the
             box is a whole number of steps above the lower limit, or from zero where there is none: x is rounded, moves
             are one step at least, and differences are divided by what was set. Rows that are not finite are treated as
-            with limits.
+            with limits. It can be assigned later, as limits can.
         structure: Which outputs depend on which inputs; inputs that share none move together, and a gradient costs
             evaluations per group instead of per input. A bool pattern [out_features, in_features], an instance from
             `bondgrad.structure` (`Blocks`, or `Sequence` for x [..., T, in_features]), "dense" (all on all), or "auto"
@@ -124,12 +124,11 @@ class BlackBox(AssignableLayer):
             raise ValueError(f"on_failure must be 'degrade' or 'raise', got {on_failure!r}")
         self.in_features = positive_int("in_features", in_features)
         self.noise = checked_noise(noise)
-        unlimited = limits is None and resolution is None
-        self.limits = None if unlimited else Limits(limits, self.in_features, resolution)
+        self._limits = Limits.of(limits, self.in_features, resolution)
         self.on_failure, self.full_precision = on_failure, full_precision
         self._estimator: Estimator = chosen("estimator", estimator, ESTIMATORS, Estimator)
         self._policy: Policy = chosen("policy", policy, POLICIES, Policy)
-        self.driver = Driver(Local() if evaluator is None else evaluator, self.progress, limits=self.limits)
+        self.driver = Driver(Local() if evaluator is None else evaluator, self.progress, limits=self._limits)
         self.repeats = repeats
         width = None if out_features is None else positive_int("out_features", out_features)
         self._seed, self.tracker = seed, None

@@ -1,4 +1,4 @@
-"""Another box in the place of one that a layer was made for."""
+"""Another box in the place of one that a layer was made for, and other limits."""
 
 import pytest
 import torch
@@ -116,3 +116,65 @@ def test_a_box_keeps_its_precision_where_the_model_goes_to_half(dtype):
     assert box.weight.dtype is dtype
     assert layer.double().fn.weight.dtype is torch.float64
     assert BlackBox(torch.nn.Linear(2, 2).half(), 2).bfloat16().fn.weight.dtype is torch.bfloat16
+
+
+# ---- limits and resolution
+
+
+def test_limits_and_resolution_are_assigned_as_in_the_constructor():
+    seen = []
+
+    def fn(x):
+        seen.append(x.detach().clone())
+        return torch.sin(x)
+
+    layer, x = BlackBox(fn, 3, 3), torch.randn(16, 3)
+    gradient(layer, x, torch.ones(16, 3))
+    assert layer.limits is None
+    assert layer.resolution is None
+    assert layer.policy_state.schedule.trials == 1
+
+    layer.limits = (-0.5, 0.5)  # a pair, as in the constructor
+    assert layer.limits == (-0.5, 0.5)
+    assert layer.policy_state.schedule.trials == 0  # steps are measured again
+    seen.clear()
+    gradient(layer, x, torch.ones(16, 3))
+    assert torch.cat(seen).abs().max() <= 0.5
+
+    layer.resolution = 0.125
+    assert layer.resolution == 0.125
+    seen.clear()
+    gradient(layer, x, torch.ones(16, 3))
+    points = torch.cat(seen)
+    assert points.abs().max() <= 0.5
+    assert torch.equal(points * 8, (points * 8).round())
+
+    layer.limits = None
+    seen.clear()
+    gradient(layer, x, torch.ones(16, 3))
+    points = torch.cat(seen)
+    assert points.abs().max() > 0.5
+    assert torch.equal(points * 8, (points * 8).round())
+
+    layer.resolution = None
+    assert layer.limits is None
+    seen.clear()
+    gradient(layer, x, torch.ones(16, 3))
+    assert torch.equal(seen[0], x)
+
+
+def test_a_range_that_is_refused_leaves_the_layer_as_it_was():
+    layer = BlackBox(torch.sin, 3, 3, limits=(-1, 1), resolution=0.5)
+    with pytest.raises(ValueError, match="limits must have low < high"):
+        layer.limits = (1, -1)
+    with pytest.raises(ValueError, match="resolution must be a number > 0"):
+        layer.resolution = 0
+    assert layer.limits == (-1, 1)
+    assert layer.resolution == 0.5
+
+
+def test_resolutions_that_no_layer_can_have():
+    with pytest.raises(ValueError, match="resolution must be"):
+        BlackBox(torch.sin, 3, resolution=0)
+    with pytest.raises(ValueError, match="two values within limits"):
+        BlackBox(torch.sin, 3, resolution=5, limits=(-1, 1))

@@ -88,10 +88,17 @@ class Limits:
         resolution: The step in which inputs can be set, a number or one per input. None: any value can be set.
 
     Attributes:
+        given: The limits as they were given, None among them; `resolution` likewise.
         grid: The values that can be set; None: all.
     """
 
+    @classmethod
+    def of(cls, limits: tuple[Any, Any] | None, in_features: int, resolution: Any) -> "Limits | None":  # noqa: ANN401
+        """The limits of a box; None: each of its inputs can be any number."""
+        return None if limits is None and resolution is None else cls(limits, in_features, resolution)
+
     def __init__(self, limits: tuple[Any, Any] | None, in_features: int, resolution: Any = None) -> None:  # noqa: ANN401
+        self.given, self.resolution = limits, resolution
         limits = (-math.inf, math.inf) if limits is None else limits
         if not isinstance(limits, (Sequence, np.ndarray, Tensor)) or len(limits) != 2:
             raise ValueError(f"limits must be a pair (low, high), got {limits!r}")

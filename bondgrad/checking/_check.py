@@ -46,7 +46,8 @@ def check(
             an autograd.Function.
         x: [N, d] typical rows, in float32 or float64. Their spread is the scale on which inputs are moved.
         context: Further inputs of the box, one entry per row.
-        limits: (low, high): no point outside is evaluated. None: those of the BlackBox, if it has any.
+        limits: (low, high): no point outside is evaluated. None: those of the BlackBox, or module, if it has any. What
+            it says of its `resolution` holds in both cases.
         tolerance: Relative error of an input's gradient that still counts as right.
         budget: The most evaluations to spend: rows evaluated by the box, or by the function inside a BlackBox. Those of
             rows that are asked again, since they failed, may exceed it in the last request.
@@ -68,8 +69,8 @@ def check(
         raise ValueError("x must be finite: leave out rows with NaN or infinite values")
     tolerance = positive_float("tolerance", tolerance)
     generator = torch.Generator("cpu").manual_seed(checked_seed(seed))
-    bounds = getattr(box, "limits", None) if limits is None else Limits(limits, x.shape[1])
-    bounds = bounds or Limits((-math.inf, math.inf), x.shape[1])
+    limits = getattr(box, "limits", None) if limits is None else limits
+    bounds = Limits(limits, x.shape[1], getattr(box, "resolution", None))
     pace = RequestPace(None if seconds is None else positive_float("seconds", seconds), progress)
     sampler = GradientSampler(box, positive_int("budget", budget), evaluator, pace)
     with sampler.without_trace():

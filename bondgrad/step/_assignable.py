@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from bondgrad.calling._inputs import Limits
 from bondgrad.errors import chosen, positive_int
 from bondgrad.estimators import Central, Estimator, Forward, Simultaneous
 from bondgrad.evaluators import Driver, Evaluator, Local
@@ -94,7 +95,31 @@ class AssignableLayer(CapturableLayer):
     @evaluator.setter
     def evaluator(self, evaluator: Evaluator | None) -> None:
         evaluator = Local() if evaluator is None else evaluator
-        self.driver = Driver(evaluator, self.progress, limits=self.limits, repeats=self.repeats)
+        self.driver = Driver(evaluator, self.progress, limits=self._limits, repeats=self.repeats)
+
+    @property
+    def limits(self) -> tuple[Any, Any] | None:
+        """The limits of the inputs, as they were given. Steps measured within others are measured again."""
+        return None if self._limits is None else self._limits.given
+
+    @limits.setter
+    def limits(self, limits: tuple[Any, Any] | None) -> None:
+        self._adopt_limits(limits, self.resolution)
+
+    @property
+    def resolution(self) -> Any:  # noqa: ANN401
+        """The step in which inputs can be set, as it was given. Steps measured with another are measured again."""
+        return None if self._limits is None else self._limits.resolution
+
+    @resolution.setter
+    def resolution(self, resolution: Any) -> None:  # noqa: ANN401
+        self._adopt_limits(self.limits, resolution)
+
+    def _adopt_limits(self, limits: tuple[Any, Any] | None, resolution: Any) -> None:  # noqa: ANN401
+        before, self._limits = self._limits, Limits.of(limits, self.in_features, resolution)
+        self.driver.limits = self._limits
+        if isinstance(self.policy, MeasuringPolicy) and self._limits is not before:
+            self._forget()
 
     @property
     def repeats(self) -> int:

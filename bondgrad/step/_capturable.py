@@ -52,7 +52,7 @@ class CapturableLayer(Layer):
         """
         rounding = self.function.rounding
         noise = half_width(self.noise, self.policy_state.schedule.noise, rounding)
-        own = (self.function, self.training, noise, self.full_precision, self.limits, rounding)
+        own = (self.function, self.training, noise, self.full_precision, self._limits, rounding)
         parts = (self._policy, self._estimator, self.structure, self.driver.version)
         memory = self.memory.places(self.training) if isinstance(self.memory, ExplicitState) else None
         return (*own, *parts, memory, *self.policy_state.random.generators("cuda"))

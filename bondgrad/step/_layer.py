@@ -48,7 +48,7 @@ class Layer(nn.Module):
     in_features: int
     function: RowFunction  # the user's function, as it is called
     memory: Memory | None
-    limits: Limits | None
+    _limits: Limits | None
     noise: float | str | None
     on_failure: str
     eager: bool
@@ -99,7 +99,7 @@ class Layer(nn.Module):
             part, goes_ahead = ALONE, self.eager and graded and learns
             if dist.is_available() and dist.is_initialized():
                 differences, learns = self._estimator.differences, learns and self.training
-                part = self.policy_state.joint_batch(self._policy, differences, self.limits, x, learns)
+                part = self.policy_state.joint_batch(self._policy, differences, self._limits, x, learns)
             self._choose_readings(x.device)
             forward = ForwardRecord(self.training, autocast, part)
             plan = functools.partial(self._plan_ahead, forward) if goes_ahead else None
@@ -129,7 +129,7 @@ class Layer(nn.Module):
         """
         self.trace.answered, not_sent = (y.shape[0], ok), 0
         if ok is not None:
-            not_sent = 0 if self.limits is None else int((~torch.isfinite(x)).any(1).sum())
+            not_sent = 0 if self._limits is None else int((~torch.isfinite(x)).any(1).sum())
             self.trace.add_failures((~ok).sum(), self.on_failure == "raise", not_sent)
         if self.training:
             self.trace.watch_share(0 if ok is None else int((~ok).sum()) - not_sent, y.shape[0])
@@ -148,7 +148,7 @@ class Layer(nn.Module):
             self._estimator,
             self._policy,
             self.structure,
-            self.limits,
+            self._limits,
             self.memory,
             None if self.function.seed_position is None else self._next_seed,
             self.full_precision,
@@ -199,7 +199,7 @@ class Layer(nn.Module):
         return StepInputs(
             parts=parts,
             forward=forward,
-            x=x if self.limits is None else self.limits.clamped(x),
+            x=x if self._limits is None else self._limits.clamped(x),
             y=y,
             gy=gy,
             context=context,
@@ -223,7 +223,7 @@ class Layer(nn.Module):
         due = self.trial_due or (self.tracker is not None and self.tracker.unsettled(time))
         if not self.training or due or self.out_features is None or is_capturing(x.device):
             return None
-        if self.limits is not None and device.reading_is_free(x.device) and not bool(torch.isfinite(x).all()):
+        if self._limits is not None and device.reading_is_free(x.device) and not bool(torch.isfinite(x).all()):
             return None  # such rows have no gradient, and are not evaluated
         y = x.new_zeros(x.shape[0], time * self.out_features, dtype=self.function.dtype)
         step = self._step_inputs(forward, x, y, y, context)

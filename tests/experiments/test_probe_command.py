@@ -173,7 +173,7 @@ def test_the_printed_code_can_be_pasted(here, monkeypatch, columns):
     box = trains(code)
     assert box.evaluator.max_rows == 1
     assert box.evaluator.retries >= 2
-    low, high = box.limits.numbers()
+    low, high = box.limits
     assert (low, high[1:]) == ([-2, -2, -3], [2, 3])
     assert 1.0 < high[0] < 1.1
 

@@ -1,7 +1,5 @@
 """policy="calibrated" and noise="auto": nothing is told, all is measured."""
 
-import copy
-import io
 import math
 import warnings
 
@@ -11,7 +9,7 @@ import torch
 from bondgrad import BlackBox, Central, Forward, Simultaneous
 from bondgrad.evaluators import Local
 from bondgrad.policies import Fixed
-from tests.helpers import close, gradient, noisy, same_state
+from tests.helpers import close, gradient, noisy
 
 D, K = 4, 6
 DRAWN = torch.randn(D + 1, K, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -302,51 +300,3 @@ def test_measuring_the_noise_costs_less():
     extra = layer.stats.evaluations - (1 + 2 * D) * 64 * 500
     assert 0 < extra < 0.02 * layer.stats.evaluations
     assert trained(layer_of(waves, policy="bond", noise=1e-3), 10).stats.evaluations == (1 + 2 * D) * 32 * 10
-
-
-# ---- state
-
-
-SETTINGS = {
-    "calibrated": {},
-    "forward": {"estimator": "forward"},
-    "simultaneous": {"estimator": Simultaneous(2)},
-    "auto": {"policy": "bond", "noise": "auto"},
-    "both": {"noise": "auto"},
-}
-settings = pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-
-
-@settings
-@pytest.mark.parametrize("n", [0, 1, 20])
-def test_a_resumed_run_goes_on_bit_for_bit(settings, n):
-    layer, fresh = layer_of(rough, **settings), layer_of(rough, **settings)
-    trained(layer, n)
-    file = io.BytesIO()
-    torch.save(layer.state_dict(), file)
-    file.seek(0)
-    fresh.policy_state.random.load(BlackBox(waves, D, seed=9).policy_state.random.state())
-    fresh.load_state_dict(torch.load(file))
-    for x, gy in problems(40, seed=2):
-        assert torch.equal(gradient(layer, x, gy), gradient(fresh, x, gy))
-    assert same_state(layer.state_dict(), fresh.state_dict())
-
-
-@settings
-@pytest.mark.parametrize("n", [0, 1, 10])
-def test_evaluation_leaves_no_trace(settings, n):
-    layer = trained(layer_of(waves, **settings), n).eval()
-    before = copy.deepcopy(layer.state_dict())
-    (x, gy), *_ = problems(1, seed=2)
-    g = gradient(layer, x, gy)
-    assert torch.equal(g, gradient(layer, x, gy))
-    assert same_state(layer.state_dict(), before, but=["requests"])
-    if "simultaneous" not in str(layer.estimator).lower():
-        assert close(g, exact_gradient(waves, x, gy), 1e-2)
-
-
-def test_an_older_state_can_be_loaded():
-    layer, older = layer_of(waves, policy="bond"), layer_of(waves, policy="bond").state_dict()
-    del older["policy_state._extra_state"]["schedule"]
-    layer.load_state_dict(older)
-    assert layer.policy_state.schedule.trials == 0

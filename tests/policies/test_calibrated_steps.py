@@ -8,7 +8,7 @@ import torch
 from bondgrad.policies import Batch, Calibrated, Differences
 from bondgrad.policies._calibrated import FACTORS, NOT_LIMITED, SETTINGS, _best_factor, _next_round, _noise
 from bondgrad.policies._trial_sums import COUNT, SlopeErrors, TrialSums
-from tests.policies.test_trial_sums import certain
+from tests.policies.test_slope_errors import certain
 
 CENTRAL, FORWARD, TOGETHER = Differences(), Differences(1, True), Differences(together=True)
 

@@ -10,7 +10,8 @@ from bondgrad import BlackBox
 from bondgrad.policies import Calibrated, Differences
 from bondgrad.policies._trial_sums import SlopeErrors, roughness_at_best
 from tests.helpers import gradient
-from tests.policies.test_trial_sums import CENTRAL, FORWARD, drawn, each_kind, sums_of
+from tests.policies.test_slope_errors import drawn
+from tests.policies.test_trial_sums import CENTRAL, FORWARD, each_kind, sums_of
 
 
 def roughness(slopes, jumps=()):
