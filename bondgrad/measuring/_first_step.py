@@ -6,6 +6,7 @@ Where no row meets one slopes agree again, but they are slopes between jumps and
 that training makes. So agreement is judged from the longest steps down.
 """
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -47,6 +48,7 @@ class LadderSettings:
     related: float = 0.9
     longer: float = 1.25
     noise_share: float = 0.05
+    kink: float = 0.5  # part to which slopes fall at the least where there is a kink, not a jump
     # Not so along an input whose slopes differ by less than `even`, or by less than a `falling`-th of what slopes over
     # the next longer steps do, from one length of steps to the next.
     even: float = 1e-3
@@ -260,28 +262,29 @@ def _shortened(first: FirstStep, failed: Tensor) -> FirstStep:
 def _jumps(start: StartingPoint, steps: Tensor, slopes: Tensor) -> Tensor:
     """The inputs [d] along which slopes over short steps agree no better than over long ones, but not for noise.
 
-    They are judged one by one, and all together as well: along some inputs of a box with jumps, few rows meet any. What
-    all together say holds for those that are not clearly smooth.
+    They are judged one by one. Those of which the few rows say neither that there are jumps nor that the box is smooth
+    follow the majority of the others.
     """
     deviation = start.spread.deviation
     none = torch.zeros_like(deviation, dtype=torch.bool)
     last = int((steps <= 2 * deviation).all(1).sum()) - 1  # the rung that is nearest to the spread of the rows
     if last < 3 or slopes.shape[1] < SETTINGS.few_rows:
         return none
-    moved = torch.stack([_moved(slopes[k] * deviation, slopes[k + 1] * deviation) for k in range(last - 3, last)])
+    four = (slopes[last - 3 : last + 1] * deviation).double()  # [4, r, d], over 1/64, 1/16, 1/4 and all of the spread
+    moved = torch.stack([_moved(*pair) for pair in itertools.pairwise(four)])
     variance = start.noise * (1 + 1 / 16) * (deviation / steps[last - 3]).square()  # [d]
-    noise = variance.double() * slopes.shape[1]
+    jumps = _agree_less(moved, variance.double() * four.shape[1]) & _mostly_fall(four)
     change = moved[:, 0] / moved[:, 1]  # [3, d], NaN where nothing changes
     smooth = (change[:-1] <= (change[1:] / SETTINGS.falling).clamp_min(SETTINGS.even)).all(0)
-    return _agree_less(moved, noise) | (_agree_less(moved.sum(2, keepdim=True), noise.sum()) & ~smooth)
+    return jumps | ((jumps.sum() > smooth.sum()) & ~smooth)
 
 
 def _agree_less(moved: Tensor, noise: Tensor) -> Tensor:
-    """Whether slopes over short steps agree no better than those over long ones, for each column [n].
+    """Whether slopes over short steps agree no better than those over long ones, for each input [d].
 
     Args:
-        moved: [3, 2, n] what `_moved` says of three pairs of rungs, the shortest steps first.
-        noise: [n] the part of the first of these sums that noise brings, on average.
+        moved: [3, 2, d] what `_moved` says of three pairs of rungs, the shortest steps first.
+        noise: [d] the part of the first of these sums that noise brings, on average.
     """
     (apart, total), (longer_apart, longer_total) = moved[0], moved[1:].unbind(1)
     change = apart / total  # NaN if nothing changes over short steps
@@ -291,8 +294,18 @@ def _agree_less(moved: Tensor, noise: Tensor) -> Tensor:
     return torch.where(total > 0, jumps, long < math.inf)
 
 
+def _mostly_fall(slopes: Tensor) -> Tensor:
+    """Whether slopes [k, r, d] mostly fall from one step to the next, which is four times as long, for each input [d].
+
+    The slope over a jump falls to a quarter, that over a kink grows, or falls to a half at the most in most places.
+    """
+    sizes = slopes.abs().nan_to_num(0, 0, 0)
+    square = sizes[:-1].square()
+    return torch.where(sizes[1:] < SETTINGS.kink * sizes[:-1], square, -square).sum((0, 1)) > 0
+
+
 def _moved(one: Tensor, four: Tensor) -> Tensor:
     """The sums over rows of squared differences of slopes [r, d] and of squared slopes: [2, d]."""
     known = torch.isfinite(one) & torch.isfinite(four)
-    one, four = torch.where(known, one, 0).double(), torch.where(known, four, 0).double()
+    one, four = torch.where(known, one, 0), torch.where(known, four, 0)
     return torch.stack(((four - one).square().sum(0), (one.square() + four.square()).sum(0)))

@@ -221,7 +221,9 @@ def _shrinking(state: State, spread: Tensor, rows: int) -> Tensor:
 
 def _noise_jumped(state: State, sums: TrialSums) -> bool:
     """Whether the noise has grown so much that the steps must be found anew: see `CalibrationSettings.lost_noise`."""
-    smooth = _smooth_inputs(state)
+    smooth = state["jumps"] == 0  # jumps look like noise, and come and go
+    if not bool(smooth.any()):
+        return False
     noise = (sums.noise / sums.sound)[smooth].nanmedian()
     before = (state["noise"] / state["step"].square())[smooth].median()
     square = (sums.square / sums.weight)[smooth].median()

@@ -301,6 +301,17 @@ def test_with_much_more_noise_all_begins_anew(change, lost):
         assert all(torch.equal(found[name], value) for name, value in POLICY.init(3).items())
 
 
+def test_jumps_are_not_taken_for_noise():
+    state = state_of(3, noise=0.001 * 0.5**2, round=7.0)
+    for jumps, odd, lost in [
+        ((0.0, 0.0, 2.0), [ODD, ODD, 0.0], True),
+        ((0.0, 2.0, 2.0), [0.0, ODD, ODD], False),  # only the first says anything of the noise
+        ((2.0, 2.0, 2.0), [ODD, ODD, ODD], False),
+    ]:
+        found = after(state | {"jumps": torch.tensor(jumps)}, alike(4, 3, odd=odd))
+        assert POLICY.needs_start(found) == lost
+
+
 def test_noise_is_judged_by_the_inputs_whose_rows_had_all_their_answers():
     state = state_of(3, noise=0.001 * 0.5**2, round=7.0)
     sound = torch.tensor([[True, False, False]])
