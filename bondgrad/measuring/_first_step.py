@@ -48,7 +48,8 @@ class LadderSettings:
     related: float = 0.9
     longer: float = 1.25
     noise_share: float = 0.05
-    kink: float = 0.5  # part to which slopes fall at the least where there is a kink, not a jump
+    kink: float = 0.5  # ratio of slopes, the longer step's to the shorter's, below which there is a jump, not a kink
+    kink_begins: float = 1.125  # the same where there was no slope over the step before
     # Not so along an input whose slopes differ by less than `even`, or by less than a `falling`-th of what slopes over
     # the next longer steps do, from one length of steps to the next.
     even: float = 1e-3
@@ -297,11 +298,14 @@ def _agree_less(moved: Tensor, noise: Tensor) -> Tensor:
 def _mostly_fall(slopes: Tensor) -> Tensor:
     """Whether slopes [k, r, d] mostly fall from one step to the next, which is four times as long, for each input [d].
 
-    The slope over a jump falls to a quarter, that over a kink grows, or falls to a half at the most in most places.
+    The slope over a single jump falls to a quarter. That over a kink falls to a half at the least, in most places; and
+    where there was none over the step before, it grows by a quarter at least, while that over many jumps stays.
     """
     sizes = slopes.abs().nan_to_num(0, 0, 0)
-    square = sizes[:-1].square()
-    return torch.where(sizes[1:] < SETTINGS.kink * sizes[:-1], square, -square).sum((0, 1)) > 0
+    begins = torch.cat((torch.zeros_like(sizes[:1]), sizes[:-2])) == 0
+    begins[0] = False  # what was before the first step is not known
+    least, square = torch.where(begins, SETTINGS.kink_begins, SETTINGS.kink), sizes[:-1].square()
+    return torch.where(sizes[1:] < least * sizes[:-1], square, -square).sum((0, 1)) > 0
 
 
 def _moved(one: Tensor, four: Tensor) -> Tensor:

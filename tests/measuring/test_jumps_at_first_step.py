@@ -75,8 +75,11 @@ def test_jumps_are_those_on_the_scale_of_the_deviation_however_large_inputs_are(
         (1.0, -1.0, 12.0, 0.7, True),  # 11.3² / 144.49 = 0.88
         (0.0, 0.0, 1.0, 0.4, True),  # nothing at all changes over short steps
         (0.0, 0.0, 0.0, 0.0, False),
-        (0.0, 0.0, 1.0, 0.6, False),  # a kink, since the slope does not fall to half
-        (1.0, 3.0, 3.2, 3.1, False),  # nor here, where it grows
+        (0.0, 0.0, 1.0, 1.1, True),
+        (0.0, 0.0, 1.0, 1.2, False),  # a kink: where slopes begin, they grow
+        (0.0, 1.0, 0.9, 0.9, True),  # likewise: what begins at 1/16, and does not grow, is a jump
+        (0.0, 1.0, 1.2, 1.1, False),
+        (1.0, 3.0, 3.2, 3.1, False),  # what was there before falls to half at the least
         (3.0, 1.0, 2.5, 2.5, True),  # it falls by more than half from 3, which is more than 1 and 2.5 where it does not
         (3.0, 1.0, 3.0, 3.0, False),  # and here is less: 3² against 1² + 3²
     ],
@@ -114,6 +117,17 @@ def test_inputs_of_which_little_is_known_follow_the_others(inputs, jumps):
     known = {4.0 ** (k - 3): columns[k] for k in range(4)}
     point = start(lambda h: known.get(float(h[0]), columns[0]).expand(8, -1), (1.0,) * len(inputs))
     assert climb(point).jumps.tolist() == list(jumps)
+
+
+def rounded_beside_smooth(x):
+    return torch.cat((torch.round(2 * x[:, :1]), torch.sin(x[:, 1:])), 1)
+
+
+def test_an_input_that_is_rounded_is_found_beside_smooth_ones():
+    """Its levels are half a deviation apart: nothing moves over 1/16, and over 1/4 slopes are those over one."""
+    found = [climb(Asking(rounded_beside_smooth, scale=(1.0,) * 3, seed=seed).start()).jumps for seed in range(20)]
+    assert not any(bool(jumps[1:].any()) for jumps in found)
+    assert sum(bool(jumps[0]) for jumps in found) >= 18
 
 
 KINKED = {
