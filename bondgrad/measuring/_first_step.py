@@ -6,7 +6,6 @@ Where no row meets one slopes agree again, but they are slopes between jumps and
 that training makes. So agreement is judged from the longest steps down.
 """
 
-import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from bondgrad.measuring._jumps import find_jumps
 from bondgrad.measuring._spread import Spread
 from bondgrad.measuring._step_trial import WEIGHTS
 
@@ -41,19 +41,6 @@ class LadderSettings:
     above_others: int = 2  # rungs by which it may be longer
     clearance: float = 16.0  # the step stays below one at which no row has a finite output by this factor
     signal: float = 3.0  # standard errors by which moves of the outputs must exceed the noise to count as a signal
-    # There may be jumps if slopes over 1/64 and 1/16 of the spread differ by more than `jumps`, and those over some
-    # longer steps by less than `related` and not by more than `longer` times as much, and if less than the part
-    # `noise_share` of that is noise.
-    jumps: float = 0.1
-    related: float = 0.9
-    longer: float = 1.25
-    noise_share: float = 0.05
-    kink: float = 0.5  # ratio of slopes, the longer step's to the shorter's, below which there is a jump, not a kink
-    kink_begins: float = 1.125  # the same where there was no slope over the step before
-    # Not so along an input whose slopes differ by less than `even`, or by less than a `falling`-th of what slopes over
-    # the next longer steps do, from one length of steps to the next.
-    even: float = 1e-3
-    falling: float = 4.0
 
 
 SETTINGS = LadderSettings()
@@ -171,7 +158,9 @@ def _chosen(start: StartingPoint, rungs: list[Rung], scores: list[Tensor]) -> Fi
     size = largest * (some / largest[:, None]).square().mean(1).sqrt()
     sizes = size[found & torch.isfinite(size) & (size > 0)]
     slope = sizes.median() if len(sizes) else size.new_ones(())
-    return FirstStep(torch.where(found, agreed, other), slope, _jumps(start, steps, slopes))
+    return FirstStep(
+        torch.where(found, agreed, other), slope, find_jumps(start.spread.deviation, start.noise, steps, slopes)
+    )
 
 
 def _best_pairs(start: StartingPoint, rungs: list[Rung], scores: list[Tensor]) -> tuple[Tensor, bool]:
@@ -258,58 +247,3 @@ def _without_agreement(start: StartingPoint, steps: Tensor, slopes: Tensor) -> T
 def _shortened(first: FirstStep, failed: Tensor) -> FirstStep:
     """The first step, kept away from steps [d] at which no row got an output."""
     return first._replace(step=torch.minimum(first.step, failed / SETTINGS.clearance))
-
-
-def _jumps(start: StartingPoint, steps: Tensor, slopes: Tensor) -> Tensor:
-    """The inputs [d] along which slopes over short steps agree no better than over long ones, but not for noise.
-
-    They are judged one by one. Those of which the few rows say neither that there are jumps nor that the box is smooth
-    follow the majority of the others.
-    """
-    deviation = start.spread.deviation
-    none = torch.zeros_like(deviation, dtype=torch.bool)
-    last = int((steps <= 2 * deviation).all(1).sum()) - 1  # the rung that is nearest to the spread of the rows
-    if last < 3 or slopes.shape[1] < SETTINGS.few_rows:
-        return none
-    four = (slopes[last - 3 : last + 1] * deviation).double()  # [4, r, d], over 1/64, 1/16, 1/4 and all of the spread
-    moved = torch.stack([_moved(*pair) for pair in itertools.pairwise(four)])
-    variance = start.noise * (1 + 1 / 16) * (deviation / steps[last - 3]).square()  # [d]
-    jumps = _agree_less(moved, variance.double() * four.shape[1]) & _mostly_fall(four)
-    change = moved[:, 0] / moved[:, 1]  # [3, d], NaN where nothing changes
-    smooth = (change[:-1] <= (change[1:] / SETTINGS.falling).clamp_min(SETTINGS.even)).all(0)
-    return jumps | ((jumps.sum() > smooth.sum()) & ~smooth)
-
-
-def _agree_less(moved: Tensor, noise: Tensor) -> Tensor:
-    """Whether slopes over short steps agree no better than those over long ones, for each input [d].
-
-    Args:
-        moved: [3, 2, d] what `_moved` says of three pairs of rungs, the shortest steps first.
-        noise: [d] the part of the first of these sums that noise brings, on average.
-    """
-    (apart, total), (longer_apart, longer_total) = moved[0], moved[1:].unbind(1)
-    change = apart / total  # NaN if nothing changes over short steps
-    long = torch.where(longer_total > 0, longer_apart / longer_total, math.inf).amin(0)
-    related = long < (SETTINGS.longer * change).clamp(max=SETTINGS.related)
-    jumps = (change > SETTINGS.jumps) & related & (noise < SETTINGS.noise_share * apart)
-    return torch.where(total > 0, jumps, long < math.inf)
-
-
-def _mostly_fall(slopes: Tensor) -> Tensor:
-    """Whether slopes [k, r, d] mostly fall from one step to the next, which is four times as long, for each input [d].
-
-    The slope over a single jump falls to a quarter. That over a kink falls to a half at the least, in most places; and
-    where there was none over the step before, it grows by a quarter at least, while that over many jumps stays.
-    """
-    sizes = slopes.abs().nan_to_num(0, 0, 0)
-    begins = torch.cat((torch.zeros_like(sizes[:1]), sizes[:-2])) == 0
-    begins[0] = False  # what was before the first step is not known
-    least, square = torch.where(begins, SETTINGS.kink_begins, SETTINGS.kink), sizes[:-1].square()
-    return torch.where(sizes[1:] < least * sizes[:-1], square, -square).sum((0, 1)) > 0
-
-
-def _moved(one: Tensor, four: Tensor) -> Tensor:
-    """The sums over rows of squared differences of slopes [r, d] and of squared slopes: [2, d]."""
-    known = torch.isfinite(one) & torch.isfinite(four)
-    one, four = torch.where(known, one, 0), torch.where(known, four, 0)
-    return torch.stack(((four - one).square().sum(0), (one.square() + four.square()).sum(0)))

@@ -157,8 +157,8 @@ class HealthMonitor:
                 "jumps",
                 "the box jumps, or is piecewise constant, on the scale on which its inputs vary "
                 f"({_numbered(lately[-1].jumps)}): short steps see nothing, or a single jump. Its gradient is taken "
-                "over one standard deviation of these inputs; policy=bondgrad.policies.Fixed(step) sets another "
-                "distance.",
+                "over one standard deviation of these inputs, as long as box.stats.health.jumps has them; "
+                "policy=bondgrad.policies.Fixed(step) sets another distance.",
             )
         elif self._rows > SETTINGS.settling and not any(v.jumps or v.dead for v in lately):
             self._warn_of_noise(lately)
