@@ -55,7 +55,7 @@ def find_jumps(deviation: Tensor, noise: Tensor, steps: Tensor, slopes: Tensor) 
 
 
 def _falling_and_staying(near: Tensor) -> tuple[Tensor, Tensor]:
-    """The sums [d] of squared changes of slopes that fall when the step is four times as long, and of those that do not.
+    """The sums [d] of squared changes of slopes: of those that fall when the step is four times as long, and the rest.
 
     Args:
         near: [5, r, d] slopes, first those with which the others are compared.
