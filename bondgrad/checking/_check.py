@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bondgrad.calling._inputs import Limits, check_rows, context_rows
 from bondgrad.checking._evidence import Evidence, compare
-from bondgrad.checking._jumps import Ladder, explained_by_jumps, find_staircase
+from bondgrad.checking._jumps import Ladder, explained_by_jumps, find_staircase, jumping_inputs, like_long_steps
 from bondgrad.checking._progress import CheckProgress, RequestPace
 from bondgrad.checking._report import Check, Obstacle, Verdict, notes, problems
 from bondgrad.checking._sampler import GradientSampler
@@ -147,6 +147,10 @@ class GradientCheck:
         slopes.sampler.pace.stage = "slopes"
         self.samples = slopes.measure(slopes.best_steps(ladder, quotients), SETTINGS.copies, generator)
         self.staircase = find_staircase(self.ladder, self.samples.rounding, slopes.levels)
+        noise = self.samples.loss.var(0).mean() / 2
+        # A layer may move inputs far on purpose; a gradient that was written by hand has no such excuse.
+        self.may_jump = jumping_inputs(quotients, noise) & like_long_steps(mean(self.gradients)[0], quotients)  # [d]
+        self.may_jump &= slopes.sampler.has_layers
         self.at_jump = torch.zeros_like(self.samples.step, dtype=torch.bool)  # [r, d] entries left out for jumps
         self.jump_error = 0.0  # largest relative error of an input before they were
         self.unconfirmed = False  # whether an error was not seen again for want of evaluations or of time
@@ -185,6 +189,11 @@ class GradientCheck:
             to_confirm = torch.where(evidence.visible < to_confirm, 0, to_confirm)
             together = (evidence.factor[-1] - 1).abs().nan_to_num(0)  # relative error of all inputs together
             to_confirm = torch.where(suspect, torch.maximum(evidence.error, together), to_confirm)
+        undecided = self.may_jump & ~evidence.enough  # [d]
+        if bool(undecided.any()):
+            self.at_jump |= evidence.entries.known & undecided
+            evidence = compare(self.gradients, self.samples, evidence.entries.at_kink | self.at_jump, self.tolerance)
+            evidence = evidence._replace(wrong=torch.zeros_like(evidence.wrong))
         return evidence
 
     def _is_certain(self, evidence: Evidence, to_confirm: Tensor) -> bool:
@@ -197,7 +206,8 @@ class GradientCheck:
     def _jumps(self, evidence: Evidence) -> Tensor:
         """Entries [r, d] of inputs that are wrong at which jumps of the box explain the error.
 
-        Jumps are near some rows. An input whose gradient is wrong at most rows is wrong for another reason.
+        Jumps are near some rows. An input whose gradient is wrong at most rows is wrong for another reason, but for
+        that of a layer along whose inputs the box jumps as they vary: its gradient is a slope over long steps.
         """
         s, g, var_s, var_g, known, _, _ = evidence.entries
         error = g - s
@@ -211,9 +221,11 @@ class GradientCheck:
             return torch.zeros_like(known)
         suspect = known & (error.abs() > torch.maximum(self.tolerance * usual, deviation))
         suspect &= (evidence.wrong[:-1] | evidence.wrong[-1]) & some_right
+        everywhere = known & self.may_jump & evidence.wrong[:-1] & ~some_right
         with contextlib.suppress(BudgetExceeded):
-            return explained_by_jumps(self.slopes, self.ladder, s, error, suspect, self.samples.loss.std(0))
-        return torch.zeros_like(known)
+            noise = self.samples.loss.std(0)
+            return everywhere | explained_by_jumps(self.slopes, self.ladder, s, error, suspect, noise)
+        return everywhere
 
     def obstacle(self, evidence: Evidence) -> Obstacle:
         """What there is to say of the box, and of what makes the check difficult."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bondgrad.checking._levels import Levels
 from bondgrad.checking._slopes import LossSlopes
+from bondgrad.measuring._jumps import find_jumps
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class JumpSettings:
     halvings: int = 12  # of an interval
     noise: float = 8.0  # a jump is larger than so many standard deviations of the loss
     explained: float = 0.8  # part of an error that jumps must explain
+    long_steps: int = 3  # rungs of the ladder, from the longest on, that are long
+    alike: float = 0.5  # cosine, over rows, of gradients that are slopes over steps about as long
 
 
 SETTINGS = JumpSettings()
@@ -81,6 +84,26 @@ def find_staircase(ladder: Ladder, deviation: Tensor, outputs: Levels) -> Stairc
         return None
     # A tree with few leaves has jumps as small as those of rounding, compared with its levels.
     return Staircase(flat, bool(levels < SETTINGS.levels) and outputs.even())
+
+
+def jumping_inputs(quotients: Tensor, noise: Tensor) -> Tensor:
+    """The inputs [d] along which the box jumps, or is piecewise constant, on the scale on which they vary.
+
+    Args:
+        quotients: [r, d, rungs] slopes over the steps of the ladder, from the longest to the shortest.
+        noise: h² times the variance that noise brings to slopes over steps h.
+    """
+    rungs = quotients.shape[2]
+    steps = 4.0 ** -torch.arange(rungs - 1, -1, -1, dtype=torch.float64, device=quotients.device)
+    slopes = quotients.permute(2, 0, 1).flip(0)  # [rungs, r, d]
+    return find_jumps(torch.ones_like(slopes[0, 0]), noise, steps[:, None].expand(-1, slopes.shape[2]), slopes)
+
+
+def like_long_steps(gradient: Tensor, quotients: Tensor) -> Tensor:
+    """The inputs [d] whose gradient [r, d] varies from row to row as slopes [r, d, rungs] over long steps do."""
+    g, q = gradient.nan_to_num(0)[..., None], quotients[..., : SETTINGS.long_steps].nan_to_num(0)
+    size = g.square().sum(0) * q.square().sum(0)  # [d, long_steps]
+    return ((g * q).sum(0) > SETTINGS.alike * size.sqrt()).any(1)
 
 
 def explained_by_jumps(

@@ -106,7 +106,8 @@ class Check:
         more = "a larger tolerance" if self.obstacle.staircase is not None else more
         hidden = f"by {self.obstacle.hidden_by}"
         if self._left_out():
-            return "undecided: the box jumps near all rows that were tried. Give other rows, or more of them"
+            along = _named(self._left_out())
+            return f"undecided: the box jumps along {along}, so that a gradient there depends on the step"
         if self.obstacle.unconfirmed:
             return f"undecided: an error was seen, but not again with steps a quarter as long. Give {more}"
         if least is None or least <= 2 * self.tolerance:
@@ -133,10 +134,12 @@ class Check:
         seen = self.visible[~self.factor.isnan()]
         return float(seen.max()) if len(seen) else None
 
-    def _left_out(self) -> bool:
-        """Whether some input was left out at every row, since the box jumps there."""
+    def _left_out(self) -> list[int]:
+        """The inputs that were left out at every row, since the box jumps there."""
         at_jump = self.obstacle.at_jump
-        return at_jump is not None and bool((at_jump.any(0).to(self.visible.device) & self.visible.isinf()).any())
+        if at_jump is None:
+            return []
+        return (at_jump.any(0).to(self.visible.device) & self.visible.isinf()).nonzero().flatten().tolist()
 
 
 def notes(verdict: Verdict, evidence: Evidence, obstacle: Obstacle, scale: Tensor) -> tuple[str, ...]:

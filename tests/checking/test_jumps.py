@@ -83,6 +83,42 @@ def test_a_mistake_of_a_box_with_jumps_is_wrong():
         assert [problem.split(":")[0] for problem in found.problems] == ["input 1"]
 
 
+def rounded_beside_smooth(x):
+    return torch.stack((torch.round(2 * x[:, 0]) + x[:, 1] ** 2, torch.sin(x[:, 2]) + x[:, 1]), 1)
+
+
+@pytest.mark.parametrize("box", [rounded_beside_smooth, lambda x: torch.sin(x) + torch.sign(x)])
+def test_inputs_that_a_layer_moves_far_since_the_box_jumps_are_named_and_not_judged(box):
+    found = 0
+    for seed in range(3):
+        layer = BlackBox(box, 3, seed=seed)
+        for step in range(10):
+            y = layer(rows(3, seed=step).requires_grad_())
+            y.backward(torch.randn(y.shape, generator=torch.Generator().manual_seed(step), dtype=y.dtype))
+        jumps = ", ".join(map(str, layer.stats.health.jumps))
+        first, note, *_ = str(check(layer, rows(3, seed=seed), seed=seed)).splitlines()
+        assert jumps.startswith("0")
+        found += first.startswith("undecided: the box jumps along input") and f" {jumps}, so that" in first
+        assert note.strip().startswith("the box has jumps near")
+        assert f"{jumps})" in note
+    assert found == 3
+
+
+def test_a_gradient_by_hand_is_wrong_along_such_inputs():
+    class Half(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return jumping(x)
+
+        @staticmethod
+        def backward(ctx, gy):
+            (x,) = ctx.saved_tensors
+            return gy * (jumping(x + 1) - jumping(x - 1)) / 2
+
+    assert check(Half.apply, rows(3)).verdict == "wrong"
+
+
 class Turned(torch.nn.Module):
     """The identity, with a gradient times a factor for each input."""
 

@@ -200,7 +200,11 @@ JUMPS[3, 1] = True
         (Obstacle("roughness of the outputs"), 0.05, "are hidden by roughness of the outputs, and"),
         (Obstacle(staircase=STAIRS), 0.05, "the box has no slope that a gradient could be compared with"),
         (Obstacle(staircase=STAIRS._replace(regular=True)), 0.05, "Give a larger tolerance"),
-        (Obstacle(at_jump=JUMPS), math.inf, "the box jumps near all rows that were tried"),
+        (
+            Obstacle(at_jump=JUMPS),
+            math.inf,
+            "the box jumps along input 1, so that a gradient",
+        ),
         (Obstacle(late=True), math.inf, "the time was over before the first slopes were known. Give more seconds"),
     ],
 )
