@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bondgrad.checking._levels import Levels
 from bondgrad.checking._slopes import LossSlopes
-from bondgrad.measuring._jumps import find_jumps
+from bondgrad.measuring._jumps import JumpEvidence
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,8 @@ def jumping_inputs(quotients: Tensor, noise: Tensor) -> Tensor:
     rungs = quotients.shape[2]
     steps = 4.0 ** -torch.arange(rungs - 1, -1, -1, dtype=torch.float64, device=quotients.device)
     slopes = quotients.permute(2, 0, 1).flip(0)  # [rungs, r, d]
-    return find_jumps(torch.ones_like(slopes[0, 0]), noise, steps[:, None].expand(-1, slopes.shape[2]), slopes)
+    steps = steps[:, None].expand(-1, slopes.shape[2])
+    return JumpEvidence.on_ladder(torch.ones_like(slopes[0, 0]), noise, steps, slopes).jumps()
 
 
 def like_long_steps(gradient: Tensor, quotients: Tensor) -> Tensor:

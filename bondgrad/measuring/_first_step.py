@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bondgrad.measuring._jumps import find_jumps
+from bondgrad.measuring._jumps import JumpEvidence
 from bondgrad.measuring._spread import Spread
 from bondgrad.measuring._step_trial import WEIGHTS
 
@@ -36,7 +36,7 @@ class LadderSettings:
     drowned: float = 1e-4  # part of the squared slope that may be noise, where few rows lengthen the step of one input
     near: float = 4.0  # spreads of the rows; longer steps are taken only where no slopes agree up to there
     far: float = 0.4  # part of the largest mean square move of the outputs that is far
-    patience: int = 2  # next pairs among which there must be a better one for the search to go on
+    patience: int = 2  # next pairs, or steps, among which there must be another good one for the search to go on
     below_others: int = 2  # rungs by which the step of an input may be shorter than the median of all inputs
     above_others: int = 2  # rungs by which it may be longer
     clearance: float = 16.0  # the step stays below one at which no row has a finite output by this factor
@@ -67,7 +67,12 @@ class FirstStep(NamedTuple):
 
     step: Tensor  # [d] the step of each input
     slope: Tensor  # median size of the slopes over inputs; one if no slope was found
-    jumps: Tensor  # [d] whether the box has jumps, or is piecewise constant, on the scale of the longest step
+    evidence: JumpEvidence  # whether the box has jumps, or is piecewise constant, on the scale of the longest step
+
+    @property
+    def jumps(self) -> Tensor:
+        """The inputs [d] along which there are jumps."""
+        return self.evidence.jumps()
 
 
 class Rung(NamedTuple):
@@ -158,9 +163,8 @@ def _chosen(start: StartingPoint, rungs: list[Rung], scores: list[Tensor]) -> Fi
     size = largest * (some / largest[:, None]).square().mean(1).sqrt()
     sizes = size[found & torch.isfinite(size) & (size > 0)]
     slope = sizes.median() if len(sizes) else size.new_ones(())
-    return FirstStep(
-        torch.where(found, agreed, other), slope, find_jumps(start.spread.deviation, start.noise, steps, slopes)
-    )
+    evidence = JumpEvidence.on_ladder(start.spread.deviation, start.noise, steps, slopes)
+    return FirstStep(torch.where(found, agreed, other), slope, evidence)
 
 
 def _best_pairs(start: StartingPoint, rungs: list[Rung], scores: list[Tensor]) -> tuple[Tensor, bool]:
@@ -186,10 +190,13 @@ def _best_pairs(start: StartingPoint, rungs: list[Rung], scores: list[Tensor]) -
     if typical < 0 or start.together:
         return torch.full_like(scores[0], typical, dtype=torch.long), weak and not few
     lowest = max(0, typical - SETTINGS.below_others)
-    table = table[lowest : typical + SETTINGS.above_others + 1]
-    own, hidden = _best_pair(table, agreement, rows), torch.full_like(scores[0], typical, dtype=torch.long)
+    window = table[lowest : typical + SETTINGS.above_others + 1]
+    own, hidden = _best_pair(window, agreement, rows), torch.full_like(scores[0], typical, dtype=torch.long)
     if float(start.noise) > 0:
-        hidden = torch.where(table.amin(0) < math.inf, table.argmin(0) + lowest, hidden)
+        hidden = torch.where(window.amin(0) < math.inf, window.argmin(0) + lowest, hidden)
+    else:  # the box may round this input alone
+        anywhere = _best_pair(table, agreement, rows)
+        hidden = torch.where(anywhere < 0, hidden, anywhere)
     return torch.where(own < 0, hidden, own + lowest), weak and not few
 
 
@@ -235,11 +242,17 @@ def _out_of_noise(start: StartingPoint, steps: Tensor, slopes: Tensor, pair: Ten
 
 
 def _without_agreement(start: StartingPoint, steps: Tensor, slopes: Tensor) -> Tensor:
-    """The steps [d] where slopes agree nowhere: the shortest that move the outputs far, if that is more than noise."""
+    """The steps [d] where slopes agree nowhere: the shortest that move the outputs far, if that is more than noise.
+
+    It is looked for from the longest such move down, and only as far as most steps on the way move them far.
+    """
     reach, noise = start.reach, float(start.noise)
     moves = (slopes * steps[:, None]).nan_to_num(0, 0, 0).square().mean((1, 2)) - noise  # [rungs]
     if noise > 0 and float(moves.amax()) > noise * SETTINGS.signal * math.sqrt(2 / slopes[0].numel()):
-        return steps[(moves >= SETTINGS.far * moves.amax()).nonzero()[0, 0]]
+        rung = int(moves.argmax())
+        for shorter in (moves >= SETTINGS.far * moves.amax()).nonzero().flatten().flip(0).tolist():
+            rung = shorter if 0 <= rung - shorter <= SETTINGS.patience else rung  # farther down it is one by chance
+        return steps[rung]
     answered = torch.isfinite(slopes).flatten(1).all(1).nonzero()
     return reach if len(answered) == 0 else torch.minimum(reach, steps[answered[-1, 0]])
 

@@ -55,6 +55,8 @@ class StepTrial(NamedTuple):
     slopes: Tensor  # [3, r, d] D(h/2), D(h), D(2h); not finite where nothing is known
     sound: Tensor  # [r, d] whether all evaluations behind the slopes succeeded
     repeated: Tensor  # [r, d_out] change of the outputs when the rows themselves were evaluated again
+    random: Tensor  # h² times the variance that this noise brings to slopes over steps h; zero with seeds
+    far: Tensor | None = None  # [5, r, d] slopes over `PARTS` of `typical`, if the policy looks for jumps
 
     def noise(self) -> Tensor:
         """Unbiased estimates [r, d] of the variance that noise brings to D(h), each from a single entry.

@@ -9,8 +9,9 @@ from torch import Tensor
 from bondgrad.calling._grid import Grid
 from bondgrad.errors import positive_int
 from bondgrad.measuring._first_step import StartingPoint, climb, most_slopes
+from bondgrad.measuring._jumps import PARTS, JumpEvidence
 from bondgrad.measuring._spread import Spread, input_sums
-from bondgrad.measuring._step_trial import Differences
+from bondgrad.measuring._step_trial import Differences, StepTrial
 from bondgrad.policies._policy import Batch, MeasuringPolicy, Observation, State, Steps
 from bondgrad.policies._trial_sums import COUNT, SlopeErrors, TrialSums, roughness_at_best
 
@@ -38,8 +39,12 @@ class CalibrationSettings:
     rough: float = 1.0  # from which on shorter steps are no better
     very_rough: float = 1.5  # from which on steps grow by `growth`
     growth: float = 2.0
+    explained: float = 0.5  # part of it that the noise of repeated answers explains, from which on they do not
+    too_long: float = 0.5  # factor on steps that are too long, however rough the outputs are
     jumping: float = 2.0  # what is supposed of a box with jumps at first
     smooth: float = 0.6  # mean over rounds, the last of which counts half, below which a box does not jump
+    look_every: int = 4  # number of rounds from one look for jumps to the next; the first is in the second round
+    past_looks: float = 0.8  # weight of earlier looks for jumps
     past_spread: float = 0.9  # weight of earlier trials in the spread
     past_noise: float = 0.5  # weight of earlier rounds in the noise
     changed_noise: float = 4.0  # ratio of variances beyond which the earlier value has no weight
@@ -55,7 +60,9 @@ class CalibrationSettings:
 
 
 SETTINGS = CalibrationSettings()
+SMOOTH_AFTER_ALL = -1.0  # roughness of an input that seemed to jump, and does not over the steps that it then gets
 NOT_LIMITED = 1e30  # a longest step that is none
+SUMS = COUNT + len(JumpEvidence._fields)  # rows of a summary that are sums over rows
 FACTORS = torch.logspace(-2, 1, 25, base=2, dtype=torch.float32, device="cpu")[:, None]  # [25, 1] changes of a step
 
 
@@ -117,7 +124,8 @@ class Calibrated(MeasuringPolicy):
             "farthest": zeros + NOT_LIMITED,  # the longest step that fits between limits
             "unit": torch.ones((), dtype=torch.float32),  # the unit of slopes, so that their squares do not overflow
             "round": torch.zeros((), dtype=torch.float32),  # the number of completed rounds
-            "jumps": zeros.clone(),  # mean roughness along inputs with jumps; zero of others
+            "jumps": zeros.clone(),  # mean roughness along inputs with jumps; zero of others, or `SMOOTH_AFTER_ALL`
+            "evidence": zeros.expand(len(JumpEvidence._fields), -1).clone(),  # whether there are jumps
             "readings": torch.ones((), dtype=torch.float32),  # of every point
         }
 
@@ -128,14 +136,20 @@ class Calibrated(MeasuringPolicy):
     def start(self, state: State, start: StartingPoint) -> State:
         """See `MeasuringPolicy.start`."""
         first = climb(start)
-        step, spread = (torch.where(first.jumps, start.typical, of) for of in (first.step, start.reach))
-        unit, jumps = first.slope.clamp(1e-30, 1e30), SETTINGS.jumping * first.jumps
-        found = state | {"step": step.float(), "spread": spread.float(), "unit": unit.float(), "jumps": jumps.float()}
-        return found if start.room is None else found | {"farthest": start.room.float()}
+        jumps, unit = first.jumps, first.slope.clamp(1e-30, 1e30)
+        step, spread = (torch.where(jumps, start.typical, of) for of in (first.step, start.reach))
+        jumps, evidence = SETTINGS.jumping * jumps, torch.stack(first.evidence)
+        found = {"step": step, "spread": spread, "unit": unit, "jumps": jumps, "evidence": evidence}
+        found |= {} if start.room is None else {"farthest": start.room}
+        return state | {name: value.float() for name, value in found.items()}
 
     def needs_start(self, state: State) -> bool:
         """See `MeasuringPolicy.needs_start`."""
         return not float(state["step"].amin()) > 0
+
+    def looks_for_jumps(self, state: State) -> bool:
+        """See `MeasuringPolicy.looks_for_jumps`: in the first trial of every fourth round, since it costs as three."""
+        return bool((state["round"] % SETTINGS.look_every == 1) & ~state["sums"].any())
 
     def jumps(self, state: State) -> Tensor:
         """See `MeasuringPolicy.jumps`."""
@@ -166,51 +180,74 @@ class Calibrated(MeasuringPolicy):
         return error.to(size.dtype) / size
 
     def summarize(self, state: State, seen: Observation) -> Tensor:
-        """See `Policy.summarize`: [COUNT + 8, d].
+        """See `Policy.summarize`: [COUNT + 4 + 9, d], with the sums of a trial, and its evidence of jumps.
 
-        The last eight rows are averaged over processes: the spread, whether repeated answers differ, and their weight,
-        which are zero without a trial; the logarithms of step, unit and longest step, the roughness of jumps, and
-        their weight, which are zero without a step.
+        The last nine rows are averaged over processes: the longest sensible and the typical move, whether repeated
+        answers differ, and their weight, which are zero without a trial; the logarithms of step, unit and longest step,
+        the roughness of jumps, and their weight, which are zero without a step.
         """
         step, trial = seen.steps.lower, seen.trial
         one = torch.ones_like(step)
         unit, jumps = state["unit"].expand_as(step), state["jumps"]
         start = torch.stack((step.log(), unit.log(), state["farthest"].log(), jumps, one)).where(step > 0, 0)
-        sums = torch.zeros_like(step).expand(COUNT, -1)
-        spread = sums[:3]
+        sums, moves = torch.zeros_like(step).expand(SUMS, -1), torch.zeros_like(step).expand(4, -1)
         if trial is not None:
             sums = TrialSums.of(trial, state["unit"], state["step"].clamp_min(torch.finfo(torch.float32).tiny))
+            sums = torch.cat((sums, torch.stack(_evidence(trial)).float()))
             random = (trial.repeated.nan_to_num(0) != 0).any().to(one)
-            spread = torch.where(state["jumps"] > 0, trial.typical, trial.spread)
-            spread = torch.stack((spread, random.expand_as(one), one))
-        return torch.cat((sums.float(), torch.cat((spread, start)).float() * len(seen.g)))
+            moves = torch.stack((trial.spread, trial.typical, random.expand_as(one), one))
+        return torch.cat((sums.float(), torch.cat((moves, start)).float() * len(seen.g)))
 
     def observe(self, state: State, summary: Tensor, rows: int, differences: Differences) -> State:
         """See `Policy.observe`."""
         summary = summary.float()
-        (spread, random, tried), (*begun, weight) = summary[COUNT : COUNT + 3], summary[COUNT + 3 :]
+        (reach, typical, random, tried), (*begun, weight) = summary[SUMS : SUMS + 4], summary[SUMS + 4 :]
         if self.needs_start(state) and float(weight.amin()) > 0:  # several processes, each with a start of its own
             step, unit, farthest = (torch.exp(total / weight) for total in begun[:3])
-            jumps = _unless_smooth(begun[3] / weight)
+            jumps = _if_rough(begun[3] / weight, 0)
             state = state | {"step": step, "unit": unit.mean(), "farthest": farthest, "jumps": jumps}
         sums = TrialSums(*summary[:COUNT])
         if self.needs_start(state) or not float(sums.rows.amax()) > 0:  # no trial
             return state
-        spread = spread / tried
         if _noise_jumped(state, sums):
-            return {name: value.to(spread.device) for name, value in self.init(len(spread)).items()}
+            return {name: value.to(reach.device) for name, value in self.init(len(reach)).items()}
+        evidence, found = _jumps_found(state, summary[COUNT:SUMS])
+        jumps = torch.where(found, SETTINGS.jumping, state["jumps"])
+        spread = torch.where(jumps > 0, typical, reach) / tried
         shrinking = _shrinking(state, spread, rows)  # the same factors as in `steps`
-        new = (shrinking < 1) | (state["spread"] == 0)
+        new = (shrinking < 1) | (state["spread"] == 0) | found
         state = state | {
-            "step": state["step"] * shrinking,
-            "sums": torch.where(new, 0, state["sums"]) + summary[:COUNT],
+            "step": torch.where(found, spread, state["step"] * shrinking),
+            "sums": torch.where(new, 0, state["sums"]) + torch.where(found, 0, summary[:COUNT]),
             "spread": torch.where(new, spread, torch.lerp(spread, state["spread"], SETTINGS.past_spread)),
+            "jumps": jumps,
+            "evidence": evidence,
         }
         a_trial = min(SETTINGS.trial_rows, SETTINGS.small_trials * float(sums.rows.amax()))
         wanted = a_trial * SETTINGS.rounds[min(int(state["round"]), len(SETTINGS.rounds) - 1)]
         tried_rows = float(TrialSums(*state["sums"]).rows.amax())
         most = self.most_readings if bool(random.amax() > 0) else 1
         return state if tried_rows < wanted else _next_round(state, rows, differences, most)
+
+
+def _evidence(trial: StepTrial) -> JumpEvidence:
+    """What a trial says of jumps."""
+    typical = trial.typical
+    if trial.far is None:
+        return JumpEvidence(*torch.zeros(len(JumpEvidence._fields), len(typical), device=typical.device))
+    # The trial's own steps may be so short that next to no row meets a jump over them.
+    short = trial.step * 2 < PARTS[1] * typical  # [r, d]
+    shorter = torch.stack([torch.where(short, own, trial.far[0]) for own in trial.slopes])
+    variance = trial.random / (PARTS[1] * typical).square()
+    return JumpEvidence.of(torch.cat((trial.far[:1], shorter)), trial.far[1:], variance)
+
+
+def _jumps_found(state: State, evidence: Tensor) -> tuple[Tensor, Tensor]:
+    """All evidence of jumps with that of this trial [4, d], and the inputs [d] along which they are found by it."""
+    if not bool(evidence.any()):  # none was looked for
+        return state["evidence"], torch.zeros_like(state["step"], dtype=torch.bool)
+    evidence = SETTINGS.past_looks * state["evidence"] + evidence
+    return evidence, JumpEvidence(*evidence).jumps() & (state["jumps"] == 0)
 
 
 def _shrinking(state: State, spread: Tensor, rows: int) -> Tensor:
@@ -221,7 +258,7 @@ def _shrinking(state: State, spread: Tensor, rows: int) -> Tensor:
 
 def _noise_jumped(state: State, sums: TrialSums) -> bool:
     """Whether the noise has grown so much that the steps must be found anew: see `CalibrationSettings.lost_noise`."""
-    smooth = state["jumps"] == 0  # jumps look like noise, and come and go
+    smooth = state["jumps"] <= 0  # jumps look like noise, and come and go
     if not bool(smooth.any()):
         return False
     noise = (sums.noise / sums.sound)[smooth].nanmedian()
@@ -237,16 +274,19 @@ def _next_round(state: State, rows: int, differences: Differences, most_readings
     noise = _noise(state, sums)
     errors = SlopeErrors.of(sums, noise / h.square(), differences, state["jumps"] > 0)
     rough = errors.roughness.nan_to_num(SETTINGS.jumping, SETTINGS.jumping)  # not finite: D(h) is D(2h) everywhere
-    jumps = _unless_smooth((state["jumps"] + rough) / 2 * (state["jumps"] > 0))
-    smooth = SlopeErrors(*(part[jumps == 0] for part in errors))  # slopes over jumps are no better with more readings
+    rough = _if_rough((state["jumps"] + rough) / 2, SMOOTH_AFTER_ALL)
+    jumps = torch.where(state["jumps"] > 0, rough, state["jumps"])
+    smooth = SlopeErrors(*(part[jumps <= 0] for part in errors))  # slopes over jumps are no better with more readings
     readings = _readings(smooth, state["readings"], most_readings if len(smooth.noise) else 1, differences.order)
     less = state["readings"] / readings  # noise of the mean of readings
     noise, errors = noise * less, errors._replace(noise=errors.noise * less)
     factor = _best_factor(errors, differences.order)[0]
     at_best = max(1.0, roughness_at_best(differences))
-    least = torch.where(errors.rough > SETTINGS.very_rough * at_best, SETTINGS.growth, 1.0)
+    grows = (errors.rough > SETTINGS.very_rough * at_best) & ~(errors.random > SETTINGS.explained)
+    least = torch.where(grows, SETTINGS.growth, 1.0)
     least = torch.minimum(spread / h, least)  # farther out the outputs of a smooth box may look rough as well
     factor = torch.where(errors.rough > SETTINGS.rough * at_best, torch.maximum(factor, least), factor)
+    factor = torch.where(errors.too_long, factor.clamp(max=SETTINGS.too_long), factor)
     tried = sums.rows.amax()
     answered = sums.sound >= SETTINGS.answered * tried
     factor = torch.where(sums.rows < SETTINGS.lost * tried, 0.5, factor)
@@ -254,6 +294,7 @@ def _next_round(state: State, rows: int, differences: Differences, most_readings
 
     few = rows < SETTINGS.spread_rows
     signal = errors.square > SETTINGS.signal * errors.noise / sums.rows.sqrt()
+    signal &= ~(errors.signal < SETTINGS.signal)  # of many inputs, some exceed the noise by chance
     typical = relative[signal & ~(jumps > 0)].median().nan_to_num(1.0)  # NaN without a signal
     unmoved = (sums.square == 0) & (sums.sound == tried)  # and without noise: farther out something may move
     typical = torch.where(unmoved, 1.0, typical)
@@ -267,14 +308,14 @@ def _next_round(state: State, rows: int, differences: Differences, most_readings
     return state | found | {"sums": torch.zeros_like(state["sums"]), "round": state["round"] + 1}
 
 
-def _unless_smooth(roughness: Tensor) -> Tensor:
-    """The same, as long as a box with jumps is that rough; else zero."""
-    return torch.where(roughness > SETTINGS.smooth, roughness, 0)
+def _if_rough(roughness: Tensor, otherwise: float) -> Tensor:
+    """The same, as long as a box with jumps is that rough."""
+    return torch.where(roughness > SETTINGS.smooth, roughness, otherwise)
 
 
 def _smooth_inputs(state: State) -> Tensor:
     """The inputs [d] along which the box does not jump; if there are none, all inputs."""
-    smooth = state["jumps"] == 0
+    smooth = state["jumps"] <= 0
     return smooth | ~smooth.any()
 
 

@@ -136,6 +136,10 @@ class MeasuringPolicy(Policy):
     def needs_start(self, state: State) -> bool:
         """Whether no steps are known yet, or not any more."""
 
+    def looks_for_jumps(self, state: State) -> bool:
+        """Whether the next trial also measures slopes over steps from a short one to the spread of the inputs."""
+        return False
+
     def jumps(self, state: State) -> Tensor | None:
         """The inputs [d] along which the box jumps, or is piecewise constant, on the scale on which they vary.
 

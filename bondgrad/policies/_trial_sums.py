@@ -25,6 +25,7 @@ class ErrorSettings:
     most_saturated: float = 1.5  # largest ratio of slopes for which that was seen
     certain: float = 2.0  # standard errors that are certain enough
     reached_end: float = 2.0  # factor on the usual shrinking from h/2 to h from which on outputs have reached their end
+    passed: float = 2.0  # D(h/2) over D(h), in the mean over inputs alike, from which on h is too long
 
 
 SETTINGS = ErrorSettings()
@@ -46,6 +47,7 @@ class TrialSums(NamedTuple):
     half_cross: Tensor  # (D(h/2) - D(h))·D(h)
     rough_half: Tensor  # (D(h/2) - D(h))², over the square of the row's largest move, and not weighted otherwise
     rough_twice: Tensor  # the same of D(2h)
+    rough_random: Tensor  # the part of `rough_half` that the noise of repeated answers explains
     rows: Tensor  # the number of rows with slopes at all three steps
     sound: Tensor  # the number of rows at which no evaluation failed
     noise: Tensor  # the variance of D(h) at those rows
@@ -67,25 +69,57 @@ class TrialSums(NamedTuple):
         change, half_change = two - one, half - one
         weighted = (one * one, change * one, change * change, half_change * one)
         move = (slopes * slopes.new_tensor(LENGTHS)[:, None, None]).square().amax(0) + least
-        rough = (part.square() / move for part in (half_change, change))
+        rough = (part.square() / move for part in (half_change, change, _by_noise(trial, unit)))
         trusted = torch.where(sound, weight, 0)  # noise counts likewise, since it may grow with the outputs
         noise = noise * trusted * (sound.sum(0) / trusted.sum(0).clamp_min(TINY))
-        parts = (weight, *(weight * part for part in weighted), *rough, known, sound, noise)
+        parts = (weight, *(weight * part for part in weighted), *(known * part for part in rough), known, sound, noise)
         return torch.stack([part.sum(0) for part in parts]).float()
 
 
 COUNT = len(TrialSums._fields)
 
 
-def growth_of(sums: TrialSums, noise: Tensor, differences: Differences, k: int) -> Tensor:
-    """The growth [d] with which (1 + growth)·D(h) fits D(h/2), for k = 0, or D(2h), for k = 2.
+def _by_noise(trial: StepTrial, unit: Tensor) -> Tensor:
+    """The standard deviation [r, d] that the noise of repeated answers brings to D(h/2) - D(h)."""
+    covariance = noise_covariance(trial.differences)
+    change = float(covariance[0, 0] - 2 * covariance[0, 1] + covariance[1, 1])  # in variances of D(h)
+    return (change * trial.random).sqrt() / (trial.step * unit)
 
-    The variance of D(h) is `noise` [d].
-    """
-    cross, common = sums.half_cross if k == 0 else sums.cross, float(noise_covariance(differences)[1, k])
-    weight = sums.weight.clamp_min(TINY)
-    known = (sums.square / weight - noise).clamp_min(0) + SETTINGS.doubt * noise
-    return torch.where(known > 0, (cross / weight + noise * (1 - common)) / known, 0).clamp(-1, 3)
+
+def _alike(values: Tensor, jumps: Tensor) -> Tensor:
+    """For every input, the sum of values [..., d] over the inputs along which the box jumps, or does not, as there."""
+    with_jumps, others = (torch.where(kind, values, 0).sum(-1, keepdim=True) for kind in (jumps, ~jumps))
+    return torch.where(jumps, with_jumps, others)
+
+
+class Growth(NamedTuple):
+    """The growth with which (1 + growth)·D(h) fits slopes over another step, [d] each."""
+
+    each: Tensor  # for each input; as far as noise hides it, that of the other inputs alike
+    common: Tensor  # for all inputs alike
+    error: Tensor  # standard error of `common` by noise
+
+    @staticmethod
+    def of(sums: TrialSums, noise: Tensor, differences: Differences, jumps: Tensor, k: int) -> "Growth":
+        """The growth from D(h) to D(h/2), for k = 0, or to D(2h), for k = 2, with `noise` [d] the variance of D(h)."""
+        cross, covariance = sums.half_cross if k == 0 else sums.cross, noise_covariance(differences)
+        weight = sums.weight.clamp_min(TINY)
+        hidden = SETTINGS.doubt * noise
+        known = (sums.square / weight - noise).clamp_min(0) + hidden
+        own = torch.where(known > 0, (cross / weight + noise * (1 - float(covariance[1, k]))) / known, 0)
+        doubt = torch.where(known > 0, hidden / known, 0)  # with it `own` is that much too small
+        parts = torch.stack((own, (known > 0).to(own) - doubt, doubt, torch.ones_like(own)))  # [4, d]
+        total = _alike(parts, jumps)
+        others = total - parts
+        supposed, common = (_quotient(own, seen + doubt / n.clamp_min(1)) for own, seen, doubt, n in (others, total))
+        deviation = math.sqrt(float(covariance[k, k])) / SETTINGS.doubt * doubt / sums.rows.clamp_min(1).sqrt()
+        error = _quotient(_alike(deviation.square(), jumps).sqrt(), total[1] + total[2] / total[3])
+        return Growth((own + doubt * supposed).clamp(-1, 3), common, error)
+
+
+def _quotient(a: Tensor, b: Tensor) -> Tensor:
+    """The quotient a / b, or zero where b is."""
+    return torch.where(b > 0, a / b, 0)
 
 
 class Fit(NamedTuple):
@@ -96,9 +130,9 @@ class Fit(NamedTuple):
     by_noise: Tensor  # the part of that which is noise
 
     @staticmethod
-    def of(sums: TrialSums, noise: Tensor, differences: Differences) -> "Fit":
+    def of(sums: TrialSums, noise: Tensor, differences: Differences, jumps: Tensor) -> "Fit":
         """The fit, with `noise` [d] the variance of D(h)."""
-        growth, weight = growth_of(sums, noise, differences, 2), sums.weight.clamp_min(TINY)
+        growth, weight = Growth.of(sums, noise, differences, jumps, 2).each, sums.weight.clamp_min(TINY)
         left = (sums.change - 2 * growth * sums.cross + growth.square() * sums.square) / weight
         covariance = noise_covariance(differences)
         common, own, ratio = float(covariance[1, 2]), float(covariance[2, 2]), 1 + growth
@@ -116,6 +150,9 @@ class SlopeErrors(NamedTuple):
     saturates: Tensor  # whether all slopes of an input shrink as where outputs have reached their end
     roughness: Tensor  # square of D(h/2) - D(h) over that of D(2h) - D(h), in the sum over inputs alike
     rough: Tensor  # the same, or less where the rows of this input show that it is less there
+    random: Tensor  # part of D(h/2) - D(h) that the noise of repeated answers explains, in the sum over inputs alike
+    too_long: Tensor  # whether slopes over h/2 are much larger than those over h, at all inputs alike
+    signal: Tensor  # how far slopes exceed the noise, in standard errors, in the sum over inputs alike
 
     @staticmethod
     def of(sums: TrialSums, noise: Tensor, differences: Differences, jumps: Tensor) -> "SlopeErrors":
@@ -128,9 +165,12 @@ class SlopeErrors(NamedTuple):
         step noise is `order` times the bending, and the divisor makes up there for what is subtracted too much. Where
         slopes shrink with h, errors grow more slowly than that power: D(2h) is as wrong as D(h), and their difference
         tells little of the error. In networks and pendulums it is larger by the eighth power of D(h) / D(2h).
+
+        Over jumps at random places the mean of D(h/2)·D(h) is that of D(h)², or less with weights. Where it is much
+        more, or less than zero, h is beyond the bend of a function that comes back, as periodic ones do.
         """
         order, weight = differences.order, sums.weight.clamp_min(TINY)
-        twice, half = Fit.of(sums, noise, differences), growth_of(sums, noise, differences, 0)
+        twice, half = Fit.of(sums, noise, differences, jumps), Growth.of(sums, noise, differences, jumps, 0)
         square = (sums.square / weight - noise).clamp_min(0)
         covariance = noise_covariance(differences)
         at_best = order * float(covariance[2, 2] - 2 * covariance[1, 2] + 1)
@@ -142,22 +182,24 @@ class SlopeErrors(NamedTuple):
         # From h/2 to h slopes shrink by 1 / 2^order of what they shrink by from h to 2h, unless the end is reached.
         error = (float(covariance[0, 0]) * noise / (square + noise).clamp_min(TINY) / sums.rows.clamp_min(1)).sqrt()
         usual = -twice.growth.clamp(max=0) * 0.5**order
-        saturates = half - SETTINGS.certain * error > SETTINGS.reached_end * usual
-        roughness, rough = _roughness(sums, jumps)
-        return SlopeErrors(noise, bending, twice.growth / (2**order - 1), square, saturates, roughness, rough)
+        saturates = half.each - SETTINGS.certain * error > SETTINGS.reached_end * usual
+        margin, ratio = SETTINGS.certain * half.error, 1 + half.common
+        too_long = (ratio - margin > SETTINGS.passed) | (ratio + margin < 0)
+        excess = torch.stack((sums.square / weight / noise - 1, 1 / sums.rows.clamp_min(1)))
+        excess, variance = _alike(excess, jumps)
+        stretch, rough = twice.growth / (2**order - 1), _roughness(sums, jumps)
+        return SlopeErrors(noise, bending, stretch, square, saturates, *rough, too_long, excess / variance.sqrt())
 
 
-def _roughness(sums: TrialSums, jumps: Tensor) -> tuple[Tensor, Tensor]:
-    """See `SlopeErrors.roughness` and `SlopeErrors.rough`; NaN where none of the inputs alike has a slope."""
+def _roughness(sums: TrialSums, jumps: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """`SlopeErrors.roughness`, `rough` and `random`; NaN where none of the inputs alike has a slope."""
     rows, flat = sums.rows.clamp_min(1), sums.square == 0
     shorter, longer = sums.rough_half / rows, sums.rough_twice / rows + SETTINGS.material
-    roughness = torch.full_like(shorter, math.nan)
-    for alike in (jumps, ~jumps):
-        if not bool(flat[alike].all()):
-            roughness[alike] = shorter[alike].sum() / longer[alike].sum()
+    total, others, random = _alike(torch.stack((shorter, longer, sums.rough_random / rows)), jumps)
+    roughness = torch.where(_alike((~flat).float(), jumps) > 0, total / others, math.nan)
     # The logarithm of the ratio of two variances has a standard error of sqrt(4 / rows).
     most = shorter / longer * torch.exp(SETTINGS.certain * (4 / rows).sqrt())
-    return roughness, torch.where(flat, roughness, torch.minimum(roughness, most))
+    return roughness, torch.where(flat, roughness, torch.minimum(roughness, most)), random / total
 
 
 def roughness_at_best(differences: Differences) -> float:

@@ -40,7 +40,8 @@ def take_step(step: StepInputs) -> StepResult:
     slopes = box.slopes(step.gy, shaped(delta, delta.shape[:1] + step.x.shape), known)  # [B, W]
     g = shaped(usable(slopes, step.gy), batch.x.shape)  # [B·T, d]
 
-    trial = start.rows.trial(steps, slopes) if start.rows is not None else None
+    looks = start.rows is not None and isinstance(policy, MeasuringPolicy) and policy.looks_for_jumps(start.state)
+    trial = None if start.rows is None else start.rows.trial(steps, slopes, looks)
     summary, state = learn(step, start.state, Observation(batch.x, g, steps, estimator.differences, trial))
     if estimator.normalize_rows:
         g = normalized(g) * step.forward.part.ranks  # of which the wrappers leave one share

@@ -9,6 +9,7 @@ from torch import Tensor
 from bondgrad.calling._inputs import seen_to_be_finite, with_typical_rows
 from bondgrad.errors import BoxError
 from bondgrad.measuring._first_step import StartingPoint, climb
+from bondgrad.measuring._jumps import PARTS
 from bondgrad.measuring._spread import Spread
 from bondgrad.measuring._step_trial import StepTrial
 from bondgrad.policies import Batch, MeasuringPolicy, Policy, State, Steps
@@ -112,10 +113,11 @@ class TrialRows:
         together = self.box.parts.estimator.together
         return StartingPoint(self.spread, self.reach, rows.noise(), slopes, self.room, together)
 
-    def trial(self, steps: Steps, slopes: Tensor | None = None) -> StepTrial:
+    def trial(self, steps: Steps, slopes: Tensor | None = None, looks_for_jumps: bool = False) -> StepTrial:
         """Measure slopes at some rows with these steps, with half and with twice as long ones.
 
-        The slopes [B, W] with the steps themselves are not measured again if they are given.
+        The slopes [B, W] with the steps themselves are not measured again if they are given. See `StepTrial.far` for
+        what else is measured to look for jumps.
         """
         rows = RowSubset(self, SETTINGS.rows)
         size, sign = rows.of(steps.size), rows.of(steps.sign)  # [n, r, d]
@@ -126,7 +128,11 @@ class TrialRows:
         repeated = rows.box.ask_again("trial") - rows.box.y
         differences, measured = self.box.parts.estimator.differences, torch.stack((half, once, twice))
         typical = torch.minimum(self.spread.typical, self.reach)
-        return StepTrial(differences, self.reach, typical, step, measured, sound & also_sound, repeated)
+        far = None
+        if looks_for_jumps and not self.box.parts.estimator.together:  # else a slope is that of all inputs
+            far = torch.stack([rows.slopes((part * typical).to(size).expand_as(size), sign)[0] for part in PARTS])
+        random = rows.variance(repeated[None])
+        return StepTrial(differences, self.reach, typical, step, measured, sound & also_sound, repeated, random, far)
 
     def trial_at_first_step(self, batch: Batch) -> StepTrial:
         """A trial for a policy that does not measure, with steps at which slopes of the box agree."""
@@ -154,6 +160,7 @@ class RowSubset:
         self.gy = gy / self.size  # not finite where gy is zero: nothing can be learnt there
         self.x = self.box.x.reshape(-1, d)  # [r, d]
         self.norm = self.box.output_norm(self.gy)
+        self.seeded = box.parts.function.seed_position is not None
 
     def of(self, t: Tensor) -> Tensor:
         """The entries [n, r, d] for these rows of a tensor [n, B·T, d] about all rows."""
@@ -165,15 +172,18 @@ class RowSubset:
 
     def noise(self) -> Tensor:
         """h² times the variance of slopes over steps h, from repeated answers; zero with seeds, which cancel."""
-        parts = self.box.parts
-        if parts.function.seed_position is not None:
+        if self.seeded:
             return self.x.new_zeros(())
         times = 1 if self.box.whole else -(-SETTINGS.start_rows // len(self.which))
-        change = torch.stack([self.box.ask_again("trial") - self.box.y for _ in range(times)])  # [times, r, W_out]
+        return self.variance(torch.stack([self.box.ask_again("trial") - self.box.y for _ in range(times)]))
+
+    def variance(self, change: Tensor) -> Tensor:
+        """The same, given how outputs changed when rows were evaluated again: [times, r, W_out]."""
         weight = self.gy.square().expand_as(change)
         known = torch.isfinite(change) & torch.isfinite(weight)
         variance = torch.where(known, change.square() * weight, 0).sum() / torch.where(known, weight, 0).sum() / 2
-        return (variance * parts.estimator.differences.noise_gain).nan_to_num(0, 0, 0)
+        noise = (variance * self.box.parts.estimator.differences.noise_gain).nan_to_num(0, 0, 0)
+        return noise * (not self.seeded)
 
     def slopes(self, size: Tensor, sign: Tensor) -> tuple[Tensor, Tensor]:
         """The scaled slopes [r, d] over steps of that size [n, r, d], and which of them had all their evaluations."""
@@ -192,7 +202,8 @@ def result_of(trial: StepTrial, step: StepInputs, evaluations: int, state: State
     report, jumps = examine(trial, step.y), policy.jumps(state) if isinstance(policy, MeasuringPolicy) else None
     report = report if jumps is None else report._replace(jumps=tuple(jumps.nonzero().flatten().tolist()))
     seeded = step.parts.function.seed_position is not None
-    report = report._replace(hidden=0.0) if seeded else report  # noise that both ends have in common hides nothing
+    if seeded:  # other seeds, other answers, if only by less than rounding; what both ends have in common hides nothing
+        report = report._replace(alike=False, hidden=0.0)
     return TrialResult(evaluations, report, measured_noise(report, step.schedule.noise, seeded))
 
 

@@ -16,7 +16,8 @@ def test_noise_of_a_trial_is_right_on_average_and_knows_no_bending(differences):
     noise = (ends[:, 0] - base) / span
     slopes = 3 + 5 * steps**differences.order + noise
     nothing = torch.zeros(r, d)
-    trial = StepTrial(differences, torch.ones(d), torch.ones(d), nothing + h, slopes, nothing == 0, nothing)
+    one = torch.ones(d)
+    trial = StepTrial(differences, one, one, nothing + h, slopes, nothing == 0, nothing, nothing.sum())
     expected = sigma**2 * differences.noise_gain / h**2
     assert trial.noise().mean() / expected == pytest.approx(1, abs=0.05)
     assert torch.allclose(torch.stack([*noise]).flatten(1).cov() / expected, noise_covariance(differences), atol=0.1)
@@ -30,7 +31,8 @@ def test_the_noise_of_one_entry_is_that_of_a_combination_without_slope_and_bendi
     slopes = (3 + 500 * h**order).expand(3, 2, 1).clone()
     slopes[0, 1] += e
     nothing = torch.zeros(2, 1)
-    trial = StepTrial(Differences(order), nothing[0], nothing[0], nothing + 0.1, slopes, nothing == 0, nothing)
+    one = torch.ones(1)
+    trial = StepTrial(Differences(order), one, one, nothing + 0.1, slopes, nothing == 0, nothing, nothing.sum())
     expected = e**2 / (4 + (1 + weight) ** 2 + weight**2 / 4)
     assert trial.noise().flatten().tolist() == pytest.approx([0, expected], abs=1e-15)
 

@@ -1,5 +1,6 @@
 """Calibrated steps where data, loss or box are not as one would wish, or do not stay as they were."""
 
+import itertools
 import warnings
 
 import pytest
@@ -182,17 +183,21 @@ def test_a_standard_error_that_is_not_known_yet():
 
 
 def test_the_standard_error_within_limits():
-    layer = layer_of(noisy(lambda x: x @ torch.ones(D, K, dtype=x.dtype), 0.03), limits=(-1, 1))
     ratios = []
 
     def look(layer, step):
         exact = step.gy.sum(1, keepdim=True).expand_as(step.g)
         ratios.append((step.g - exact) / layer.standard_error(step))
 
-    layer.register_step_hook(look)
-    for x, gy in problems(200):
-        gradient(layer, x.tanh(), gy)
-    assert float(torch.stack(ratios[50:]).square().mean().sqrt()) == pytest.approx(1, abs=0.15)
+    for seed in range(4):  # a few trials say little
+        layer = layer_of(noisy(lambda x: x @ torch.ones(D, K, dtype=x.dtype), 0.03, seed), limits=(-1, 1), seed=seed)
+        steps = problems(200, seed=1 + seed)
+        for x, gy in itertools.islice(steps, 50):
+            gradient(layer, x.tanh(), gy)
+        layer.register_step_hook(look)
+        for x, gy in steps:
+            gradient(layer, x.tanh(), gy)
+    assert float(torch.stack(ratios).square().mean().sqrt()) == pytest.approx(1, abs=0.15)
 
 
 # ---- slopes of nothing, and of more than there is

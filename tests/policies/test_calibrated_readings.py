@@ -42,7 +42,7 @@ def errors_of(noise, bending=0.0, square=1.0):
         torch.as_tensor(value, dtype=torch.float64).expand(3) for value in (noise, bending, square)
     )
     zero = torch.zeros(3, dtype=torch.float64)
-    return SlopeErrors(noise, bending, zero, square, zero > 0, zero, zero)
+    return SlopeErrors(noise, bending, zero, square, zero > 0, zero, zero, zero, zero > 0, zero + 100)
 
 
 def by_doubling(noise, bending, square, now, most, order):
@@ -108,7 +108,7 @@ def test_readings_are_for_boxes_that_answer_at_random(repeated, readings):
         torch.randn(3, 16, 1, generator=torch.Generator().manual_seed(0)) * torch.tensor([2, 1, 0.5])[:, None, None]
     )
     sound, g = torch.full((16, 1), True), torch.zeros(16, 1)
-    trial = StepTrial(Differences(), one, one, step.expand(16, 1), slopes, sound, torch.full((16, 1), repeated))
+    trial = StepTrial(Differences(), one, one, step.expand(16, 1), slopes, sound, torch.full((16, 1), repeated), one[0])
     summary = policy.summarize(state, Observation(g, g, Steps(step, step, step, step), Differences(), trial))
     found = policy.observe(state, summary, 16, Differences())
     assert float(found["round"]) == 1

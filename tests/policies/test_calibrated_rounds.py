@@ -7,6 +7,7 @@ import torch
 
 from bondgrad.measuring._spread import Spread
 from bondgrad.policies import Calibrated, Differences, Observation, StartingPoint, Steps, StepTrial
+from bondgrad.policies._calibrated import SUMS
 from bondgrad.policies._trial_sums import COUNT, TrialSums
 
 POLICY, CENTRAL = Calibrated(), Differences()
@@ -19,14 +20,19 @@ def state_of(d=1, step=0.5, **values):
     return POLICY.init(d) | {name: torch.as_tensor(value, dtype=torch.float32) for name, value in given.items()}
 
 
-def observation(state, slopes, rows=None, spread=1.0, sound=True, typical=None, repeated=0.0):
-    """A trial in which D(h/2), D(h), D(2h) were these slopes [3, r, d], in a batch of so many rows."""
+def observation(state, slopes, rows=None, spread=1.0, sound=True, typical=None, repeated=0.0, far=None):
+    """A trial in which D(h/2), D(h), D(2h) were these slopes [3, r, d], in a batch of so many rows.
+
+    It looks for jumps if slopes `far` [5] over 1/1024, 1/64, 1/16, 1/4 and all of the spread are given.
+    """
     slopes = torch.as_tensor(slopes, dtype=torch.float64)
     _, r, d = slopes.shape
     step, g = state["step"].double(), torch.zeros(r if rows is None else rows, d, dtype=torch.float64)
     spreads, sound = torch.full((d,), spread, dtype=torch.float64), torch.as_tensor(sound).expand(r, d)
     typical = spreads if typical is None else torch.full_like(spreads, typical)
-    trial = StepTrial(CENTRAL, spreads, typical, step.expand(r, d), slopes, sound, torch.full((r, 1), repeated))
+    far = None if far is None else torch.as_tensor(far, dtype=torch.float64).reshape(5, 1, -1).expand(5, r, d)
+    repeated, random = torch.full((r, 1), repeated), torch.tensor(repeated**2 / 4, dtype=torch.float64)
+    trial = StepTrial(CENTRAL, spreads, typical, step.expand(r, d), slopes, sound, repeated, random, far)
     return Observation(g, g, Steps(step, step, step, step), CENTRAL, trial)
 
 
@@ -51,34 +57,35 @@ def noise_of(odd):
 
 
 def test_a_summary_has_the_sums_of_a_trial_and_what_a_joint_start_needs():
-    """The last eight rows are weighted by the number of rows: spread, randomness and one; the start and one."""
+    """The last nine rows are weighted by that of rows: longest and typical move, randomness, one; start and one."""
     state = state_of(unit=2.0, farthest=[3.0])
     seen = observation(state, [[[6.0], [2.0]], [[4.0], [2.0]], [[2.0], [2.0]]], rows=5, spread=0.7, typical=0.3)
     summary = POLICY.summarize(state, seen)
-    assert summary.shape == (COUNT + 8, 1)
+    assert summary.shape == (SUMS + 9, 1)
     assert summary.dtype == torch.float32
     assert torch.equal(summary[:COUNT], TrialSums.of(seen.trial, state["unit"], state["step"]))
-    values = [0.7, 0, 1, math.log(0.5), math.log(2), math.log(3), 0, 1]
-    assert summary[COUNT:, 0].tolist() == pytest.approx([5 * value for value in values])
-    jumping = POLICY.summarize(state | {"jumps": torch.tensor([1.5])}, seen)[COUNT:, 0].tolist()
-    assert jumping == pytest.approx([5 * value for value in (0.3, *values[1:-2], 1.5, 1)])
+    assert not summary[COUNT:SUMS].any()  # it did not look for jumps
+    values = [0.7, 0.3, 0, 1, math.log(0.5), math.log(2), math.log(3), 0, 1]
+    assert summary[SUMS:, 0].tolist() == pytest.approx([5 * value for value in values])
+    jumping = POLICY.summarize(state | {"jumps": torch.tensor([1.5])}, seen)[SUMS:, 0].tolist()
+    assert jumping == pytest.approx([5 * value for value in (*values[:-2], 1.5, 1)])
 
 
 @pytest.mark.parametrize(("repeated", "random"), [(0.0, 0), (1e-30, 1), (-2.0, 1), (math.nan, 0)])
 def test_a_box_answers_at_random_where_repeated_answers_differ_at_all(repeated, random):
     state = state_of()
     seen = observation(state, alike(2), rows=5, repeated=repeated)
-    assert float(POLICY.summarize(state, seen)[COUNT + 1]) == 5 * random
+    assert float(POLICY.summarize(state, seen)[SUMS + 2]) == 5 * random
     one_row = seen._replace(trial=seen.trial._replace(repeated=torch.tensor([[0.0], [repeated]])))
-    assert float(POLICY.summarize(state, one_row)[COUNT + 1]) == 5 * random
+    assert float(POLICY.summarize(state, one_row)[SUMS + 2]) == 5 * random
 
 
 def test_a_summary_without_a_trial_or_a_step_is_zero_there():
     g, h = torch.zeros(3, 2), torch.tensor([0.1, 0.0])
     state = state_of(2, step=0.1)
     summary = POLICY.summarize(state, Observation(g, g, Steps(h, h, h, h), CENTRAL))
-    assert not summary[: COUNT + 3].any()
-    assert summary[COUNT + 3 :, 0].tolist() == pytest.approx([3 * math.log(0.1), 0, 3 * math.log(1e30), 0, 3])
+    assert not summary[: SUMS + 4].any()
+    assert summary[SUMS + 4 :, 0].tolist() == pytest.approx([3 * math.log(0.1), 0, 3 * math.log(1e30), 0, 3])
     assert not summary[:, 1].any()
 
 
@@ -95,7 +102,7 @@ def test_sums_of_trials_add_up_in_a_round():
 
 def test_processes_that_started_by_themselves_go_on_with_the_mean_of_their_steps():
     """Three rows with steps 0.1 and one row with 0.4, in one and four units; their geometric means."""
-    summary = torch.zeros(COUNT + 8, 1)
+    summary = torch.zeros(SUMS + 9, 1)
     for rows, step, unit, farthest in ((3, 0.1, 1.0, 2.0), (1, 0.4, 4.0, 32.0)):
         state = state_of(step=step, unit=unit, farthest=[farthest])
         g, h = torch.zeros(rows, 1), state["step"]
@@ -141,6 +148,67 @@ def test_spreads_of_processes_are_averaged_over_their_rows():
     joint = POLICY.observe(state, sum(summaries), 4, CENTRAL)
     assert float(joint["spread"]) == pytest.approx(2)
     assert float(TrialSums(*joint["sums"]).rows) == 4
+
+
+# ---- looks for jumps
+
+# Slopes over 1/1024, 1/64, 1/16, 1/4 and all of the spread: one that falls again, one that does not change, one that
+# is begun at a kink, and one of which little can be said.
+JUMP, LINE, KINK, UNCLEAR = (1, 20, 6, 2, 1.2), (1, 1, 1, 1, 1), (0, 0, 1, 3, 5), (1, 4, 1, 4, 4)
+
+
+def looked(state, *far, times=1, rows=None, slope=1.0):
+    for _ in range(times):
+        trial = {"far": torch.tensor(far).T, "typical": 0.7}
+        state = after(state, alike(d=len(far), slope=slope), rows, **trial)
+    return state
+
+
+def test_jumps_that_a_look_finds_are_given_the_typical_move_and_trials_before_count_no_more():
+    found = looked(state_of(3, step=1e-4, **LONGER), JUMP, LINE, KINK)
+    assert POLICY.jumps(found).tolist() == [True, False, False]
+    assert found["step"].tolist() == pytest.approx([0.7, 1e-4, 1e-4])
+    assert found["spread"].tolist() == pytest.approx([0.7, 1, 1])
+    assert TrialSums(*found["sums"]).rows.tolist() == [0, 16, 16]
+    assert found["jumps"].tolist() == [2, 0, 0]
+
+
+def test_an_input_of_which_looks_say_little_follows_the_others():
+    assert POLICY.jumps(looked(state_of(3, step=1e-4, **LONGER), JUMP, UNCLEAR, JUMP)).tolist() == [True] * 3
+    assert POLICY.jumps(looked(state_of(3, step=1e-4, **LONGER), JUMP, UNCLEAR, LINE)).tolist() == [True, False, False]
+
+
+def test_looks_add_up_and_earlier_ones_are_forgotten():
+    one = looked(state_of(step=1e-4, round=7.0), LINE)["evidence"][0]
+    assert float(one) == 16
+    two = looked(state_of(step=1e-4, round=7.0), LINE, times=2)["evidence"][0]
+    assert float(two) == pytest.approx(16 * 1.8)
+    without = after(looked(state_of(step=1e-4, round=7.0), LINE), alike())
+    assert float(without["evidence"][0]) == 16  # no look, nothing is forgotten
+
+
+def test_an_input_that_seemed_to_jump_and_is_smooth_over_its_steps_is_not_said_to_jump_again():
+    state = state_of(step=1.0, jumps=[2.0], round=7.0)
+    for _ in range(30):
+        state = after(state, alike())
+    assert state["jumps"].tolist() == [-1]
+    assert not POLICY.jumps(state).any()
+    assert not POLICY.jumps(looked(state, JUMP, times=5)).any()
+
+
+def test_the_trial_s_own_slopes_count_where_its_steps_are_short():
+    """A jump within 1/1024 of the spread hides those that are farther off, but seldom is one within 1e-4 as well."""
+    near = (900, 57, 15, 4.5, 2)
+    assert POLICY.jumps(looked(state_of(step=1e-4, **LONGER), near)).all()
+    assert not POLICY.jumps(looked(state_of(step=0.5, **LONGER), near)).any()
+
+
+def test_jumps_are_looked_for_in_the_first_trial_of_every_fourth_round():
+    fresh = state_of(step=0.1)
+    assert not POLICY.looks_for_jumps(fresh)  # the ladder of the first step has just done so
+    for number in range(1, 7):
+        assert POLICY.looks_for_jumps(fresh | {"round": torch.tensor(float(number))}) == (number in (1, 5))
+    assert not POLICY.looks_for_jumps(after(fresh | {"round": torch.tensor(7.0)}, alike()))
 
 
 # ---- the first steps

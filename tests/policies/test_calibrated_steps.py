@@ -15,7 +15,8 @@ CENTRAL, FORWARD, TOGETHER = Differences(), Differences(1, True), Differences(to
 
 def errors_of(noise, bending=0.0, stretch=0.0, square=1.0, saturates=False):
     numbers = (torch.tensor([float(value)]) for value in (noise, bending, stretch, square))
-    return SlopeErrors(*numbers, torch.tensor([saturates]), torch.zeros(1), torch.zeros(1))
+    none = torch.zeros(1, dtype=torch.bool)
+    return SlopeErrors(*numbers, torch.tensor([saturates]), *torch.zeros(3, 1), none, torch.full((1,), 100.0))
 
 
 def factor_of(*errors, order=2, **more):
@@ -100,9 +101,9 @@ def round_of(
     """The state after a round with mean squares of slopes, one of each input, that grow by such parts from h to 2h.
 
     They grow as the fit has it, and all but `bent` that it leaves is noise. From h/2 to h they do not shrink. They
-    differ by `rough` times as much from h/2 to h as from h to 2h.
+    differ by `rough` times as much from h/2 to h as from h to 2h, of which repeated answers explain the part `random`.
     """
-    most = more.pop("most", 1)
+    most, random = more.pop("most", 1), more.pop("random", 0.0)
     counted = {name: more.pop(name, rows) for name in ("known", "sound")}
     common, common_half = (0.25, 1.0) if differences.shared_base else (0.0, 0.0)
     square = torch.tensor(square, dtype=torch.float64)
@@ -116,7 +117,8 @@ def round_of(
     change = left + 2 * growth * cross - growth**2 * (square + noise)
     half_cross = torch.full_like(square, half) * drawn - noise * (1 - common_half)
     one = torch.ones_like(square)
-    means = (one, square + noise, cross, change, half_cross, rough * (change + 1e-3), change)
+    shorter = rough * (change + 1e-3)
+    means = (one, square + noise, cross, change, half_cross, shorter, change, random * shorter.clamp(max=1e30))
     sums = torch.stack((*(rows * mean for mean in means), known, sound, noise * sound)).float()
     step = more.setdefault("step", [0.1] * len(square))
     state = state_of(len(square), sums=sums, **({"noise": noise * float(step[0]) ** 2} | more))
@@ -157,6 +159,15 @@ def test_a_signal_is_three_standard_errors_of_the_mean_square_of_slopes(rows, th
     """With a signal an input goes its own way: twice as far. Without it, from there half the way to its spread."""
     assert steps_after([1.01 * threshold], rows=rows) == pytest.approx([0.2])
     assert steps_after([0.99 * threshold], rows=rows) == pytest.approx([math.sqrt(0.2)])
+
+
+def test_inputs_that_exceed_the_noise_by_chance_have_no_signal():
+    """One of twelve with 0.9, where sqrt(16) times 0.75 is three; all of them must exceed 3 / sqrt(12 · 16) in mean."""
+    one, many = [0.9] + [0.0] * 11, [0.9] + [0.2] * 11
+    short = {"step": [0.01] * 12, "half": 0.0}
+    assert steps_after(one, **short) == pytest.approx([math.sqrt(0.02)] * 12)
+    assert steps_after(many, **short) == pytest.approx([0.02] * 12)
+    assert steps_after([3.0] + [0.0] * 11, **short) == pytest.approx([0.02] * 12)
 
 
 def test_without_any_signal_steps_go_half_way_to_the_spread():
@@ -228,6 +239,20 @@ def test_steps_get_no_shorter_where_shorter_ones_are_no_better_and_longer_where_
     assert steps_after([100.0], bent=1e6, rough=rough) == pytest.approx([0.1 * expected])
 
 
+@pytest.mark.parametrize(("random", "expected"), [(0.0, 0.2), (0.49, 0.2), (0.51, 0.1), (1.2, 0.1)])
+def test_they_get_no_longer_where_noise_of_repeated_answers_explains_most_of_that(random, expected):
+    assert steps_after([100.0], bent=1e6, rough=3.0, random=random) == pytest.approx([expected])
+    assert steps_after([100.0], rough=3.0, random=random) == pytest.approx([0.2])  # with errors that fall farther out
+
+
+@pytest.mark.parametrize(("half", "factor"), [(0.5, 2.0), (0.99, 2.0), (1.01, 0.5), (2.5, 0.5), (-1.2, 0.5)])
+def test_steps_that_are_too_long_are_halved_however_rough_the_box_is(half, factor):
+    """They are where slopes are more than twice as large over h/2, or have other signs."""
+    for rough in (0.1, 3.0):
+        assert steps_after([1e6] * 2, half=half, rough=rough) == pytest.approx([0.1 * factor] * 2)
+    assert steps_after([1e6], bent=1e9, half=2.5) == pytest.approx([0.025])  # or more than halved for their errors
+
+
 @pytest.mark.parametrize("rough", [1.2, 3.0])
 @pytest.mark.parametrize(("step", "expected"), [(0.7, 1.0), (1.0, 1.0), (1.5, 1.0), (3.5, 1.0), (8.0, 2.0)])
 def test_they_grow_to_their_spread_at_most_and_shrink_to_it(step, expected, rough):
@@ -271,8 +296,8 @@ def test_the_roughness_of_a_box_with_jumps_is_a_mean_of_which_the_last_round_is_
 
 def test_a_box_does_not_jump_any_more_where_that_falls_below_six_tenths():
     assert roughness_after(0.21, jumps=1.0) == pytest.approx(0.605)
-    assert roughness_after(0.19, jumps=1.0) == 0
-    assert roughness_after(0.1, 0.1, jumps=2.0) == 0
+    assert roughness_after(0.19, jumps=1.0) == -1  # for good
+    assert roughness_after(0.1, 0.1, jumps=2.0) == -1
     assert roughness_after(3.0, 3.0, 3.0, jumps=0.0) == 0  # none are found later
 
 

@@ -20,7 +20,8 @@ def drawn(differences, stretch=0.0, bent=0.0, variance=0.0, rows=40_000):
     slopes = 1 + (stretch + t) * h**differences.order + math.sqrt(variance) * noise
     half, one, two = slopes
     change, half_change = two - one, half - one
-    sums = (one**2, change * one, change**2, half_change * one, half_change**2, change**2)  # as if all moves were one
+    rough = (half_change**2, change**2, 0 * one)  # as if all moves were one
+    sums = (one**2, change * one, change**2, half_change * one, *rough)
     number = torch.full((1,), float(rows))
     parts = (number, *(part.sum(0) for part in sums), number, number, noise[1])
     found = SlopeErrors.of(TrialSums(*parts), torch.tensor([variance]), differences, NO_JUMPS)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bondgrad.policies import Differences, StepTrial
-from bondgrad.policies._trial_sums import COUNT, Fit, TrialSums, growth_of
+from bondgrad.policies._trial_sums import COUNT, Fit, Growth, TrialSums
 
 CENTRAL, FORWARD = Differences(), Differences(1, True)
 NO_JUMPS = torch.zeros(1, dtype=torch.bool)
@@ -23,16 +23,18 @@ ODD = {
 COVARIANCE = {CENTRAL: (0, 0, 0.25), FORWARD: (1, 0.25, 0.25)}
 
 
-def trial_of(slopes, differences=CENTRAL, sound=True):
+def trial_of(slopes, differences=CENTRAL, sound=True, step=None, repeated=0.0):
     slopes = torch.as_tensor(slopes, dtype=torch.float64)
     _, r, d = slopes.shape
     nothing, sound = torch.zeros(r, d, dtype=torch.float64), torch.as_tensor(sound).expand(r, d)
-    return StepTrial(differences, nothing[0], nothing[0], nothing, slopes, sound, nothing)
+    steps = nothing + (0.5 if step is None else torch.as_tensor(step, dtype=torch.float64))
+    random = torch.tensor(repeated, dtype=torch.float64)
+    return StepTrial(differences, nothing[0], nothing[0], steps, slopes, sound, nothing, random)
 
 
-def sums_of(slopes, differences=CENTRAL, sound=True, unit=1.0, step=None):
-    trial = trial_of(slopes, differences, sound)
-    step = torch.full_like(trial.spread, 0.5) if step is None else torch.as_tensor(step, dtype=torch.float64)
+def sums_of(slopes, differences=CENTRAL, sound=True, unit=1.0, step=None, repeated=0.0):
+    trial = trial_of(slopes, differences, sound, step, repeated)
+    step = trial.step[0]
     found = TrialSums.of(trial, torch.tensor(unit), step)
     assert found.shape == (COUNT, len(step))
     return TrialSums(*found)
@@ -48,8 +50,9 @@ def variances(slopes, sound, differences):
     return found
 
 
-def by_rows(slopes, sound, differences, unit, step):
-    """The sums, row by row."""
+def by_rows(slopes, sound, differences, unit, step, repeated):
+    """The sums, row by row; `repeated` is h² times the variance of slopes by repeated answers."""
+    random = (5 if differences == CENTRAL else 3) * repeated / unit**2  # of D(h/2) - D(h)
     slopes = torch.as_tensor(slopes, dtype=torch.float64) / unit
     known = [[all(abs(float(s)) < 1e15 for s in slopes[:, r, i]) for i in range(len(step))] for r in range(len(sound))]
     sound = torch.tensor(known) & sound
@@ -67,7 +70,7 @@ def by_rows(slopes, sound, differences, unit, step):
                 weight = least / (squares[r] + least)
                 terms = (1, one**2, (two - one) * one, (two - one) ** 2, (half - one) * one)
                 move = max(abs(half) / 4, abs(one) / 2, abs(two)) ** 2 + least  # of h/2, h and 2h
-                rough = ((half - one) ** 2 / move, (two - one) ** 2 / move)
+                rough = ((half - one) ** 2 / move, (two - one) ** 2 / move, random / h**2 / move)
                 parts = [*(weight * term for term in terms), *rough, 1, float(sound[r, i])]
                 column = [total + part for total, part in zip(column, [*parts, 0], strict=True)]
                 trusted += [(weight, noise[i][r])] if sound[r, i] else []
@@ -86,8 +89,8 @@ def test_sums_are_those_row_by_row(rows, differences):
     slopes[0, :2, 2] = torch.tensor([math.nan, math.inf])[: min(rows, 2)]
     sound = torch.rand(rows, 3, generator=random) < 0.8
     sound[0, 0] = True
-    expected = by_rows(slopes, sound, differences, 2.0, [0.5, 0.25, 2.0])
-    found = sums_of(slopes, differences, sound, 2.0, [0.5, 0.25, 2.0])
+    expected = by_rows(slopes, sound, differences, 2.0, [0.5, 0.25, 2.0], 0.03)
+    found = sums_of(slopes, differences, sound, 2.0, [0.5, 0.25, 2.0], 0.03)
     assert torch.allclose(torch.stack(found), expected, rtol=1e-4, atol=1e-6)
 
 
@@ -98,17 +101,17 @@ def growing(size, growth, rows):
 
 def test_rows_count_alike_whatever_the_size_of_their_slopes():
     slopes = torch.cat((growing(1.0, 0.3, 8), growing(100.0, 0.0, 8)), 1)
-    found = Fit.of(sums_of(slopes), torch.zeros(1), CENTRAL)
+    found = Fit.of(sums_of(slopes), torch.zeros(1), CENTRAL, NO_JUMPS)
     assert float(found.growth) == pytest.approx(0.15, abs=0.02)
     noisy = slopes + torch.tensor([1e-9, 0, 0])[:, None, None]  # a little noise makes no difference
-    assert float(Fit.of(sums_of(noisy), torch.zeros(1), CENTRAL).growth) == pytest.approx(0.15, abs=0.02)
+    assert float(Fit.of(sums_of(noisy), torch.zeros(1), CENTRAL, NO_JUMPS).growth) == pytest.approx(0.15, abs=0.02)
 
 
 def test_a_row_with_a_slope_of_next_to_nothing_does_not_count_more_than_others():
     slopes = torch.cat((growing(1.0, 0.0, 15), growing(1e-6, 3.0, 1)), 1)
     sums = sums_of(slopes)
     assert float(sums.weight) == pytest.approx(1 + 15 / 1001, rel=1e-3)  # its weight is 1, that of others 1/1001
-    assert float(Fit.of(sums, torch.zeros(1), CENTRAL).growth) == pytest.approx(0, abs=1e-6)
+    assert float(Fit.of(sums, torch.zeros(1), CENTRAL, NO_JUMPS).growth) == pytest.approx(0, abs=1e-6)
 
 
 def test_rows_that_are_lost_in_noise_have_the_same_weight_whatever_their_slopes():
@@ -180,18 +183,18 @@ def moments(
         twice**2 * square + variance * (own - 2 * common + 1) + bent,
         half * square - variance * (1 - common_half),
     )
-    counts = (0.0, 0.0, rows, rows if sound is None else sound, variance * (rows if sound is None else sound))
+    counts = (0.0, 0.0, 0.0, rows, rows if sound is None else sound, variance * (rows if sound is None else sound))
     return TrialSums(*(torch.tensor([v], dtype=torch.float64) for v in (*(weight * rows * m for m in means), *counts)))
 
 
 def fit_of(variance=0.0, differences=CENTRAL, **values):
     sums = moments(variance=variance, differences=differences, **values)
-    return [float(part) for part in Fit.of(sums, torch.tensor([variance], dtype=torch.float64), differences)]
+    return [float(part) for part in Fit.of(sums, torch.tensor([variance], dtype=torch.float64), differences, NO_JUMPS)]
 
 
 def growth(k, variance=0.0, differences=CENTRAL, **values):
     sums = moments(variance=variance, differences=differences, **values)
-    return float(growth_of(sums, torch.tensor([variance], dtype=torch.float64), differences, k))
+    return float(Growth.of(sums, torch.tensor([variance], dtype=torch.float64), differences, NO_JUMPS, k).each)
 
 
 @each_kind
@@ -232,3 +235,50 @@ def test_nothing_grows_where_there_are_no_slopes():
     assert fit_of(square=0.0, twice=0.0) == [0, 0, 0]
     assert growth(2, square=0.0, variance=0.1) == pytest.approx(0)
     assert growth(2, rows=0.0, variance=0.1) == pytest.approx(0.1 / 0.2 * 1)  # no row at all, and so no cross
+
+
+def growths(*inputs, jumps=(), k=2, differences=CENTRAL):
+    """Of inputs whose moments are given, those with such numbers jumping."""
+    sums = TrialSums(*map(torch.cat, zip(*(moments(differences=differences, **of) for of in inputs), strict=True)))
+    variance = torch.tensor([of.get("variance", 0.0) for of in inputs], dtype=torch.float64)
+    return Growth.of(sums, variance, differences, torch.tensor([i in jumps for i in range(len(inputs))]), k)
+
+
+CLEAR, HIDDEN = {"twice": -0.6}, {"twice": 0.0, "square": 0.0, "variance": 0.1}
+HALF_HIDDEN = {"twice": 0.2, "square": 1.0, "variance": 0.5}  # doubt is a half: 1 + 2 · 0.5 is the denominator
+
+
+@each_kind
+def test_where_noise_hides_the_growth_of_an_input_it_is_that_of_the_others(differences):
+    assert growths(CLEAR, HIDDEN, differences=differences).each.tolist() == pytest.approx([-0.6, -0.6])
+    assert growths(CLEAR, HALF_HIDDEN, differences=differences).each.tolist() == pytest.approx([-0.6, 0.1 - 0.3])
+    # The growth of the others is drawn to zero, too, but by their number less: 0.1 / (1/2 + 1/2 · 1/2) of two.
+    three = growths(HALF_HIDDEN, HALF_HIDDEN, HIDDEN, differences=differences).each
+    assert float(three[2]) == pytest.approx(0.2 / (1 + 1 / 2))
+    assert growths(HIDDEN, HIDDEN).each.tolist() == [0, 0]
+
+
+def test_inputs_with_jumps_say_nothing_of_others():
+    assert growths(CLEAR, HIDDEN, jumps=(0,)).each.tolist() == pytest.approx([-0.6, 0])
+    found = growths(CLEAR, HIDDEN, HIDDEN, {"twice": 0.4}, jumps=(2, 3))
+    assert found.each.tolist() == pytest.approx([-0.6, -0.6, 0.4, 0.4])
+    assert found.common.tolist() == pytest.approx([-0.6 / 1.5] * 2 + [0.4 / 1.5] * 2)
+
+
+@each_kind
+@pytest.mark.parametrize("k", [0, 2])
+def test_the_error_of_the_common_growth_is_that_of_noise(k, differences):
+    """By noise of variance v, D(h) times another slope has a deviation of v times that of the other's noise."""
+    own = {0: 4.0, 2: 0.25}[k]
+    for n, rows in ((1, 16.0), (4, 16.0), (4, 64.0)):
+        found = growths(*[HIDDEN | {"rows": rows}] * n, k=k, differences=differences)
+        # The product is off by sqrt(own / (n · rows)) · v, and is divided by twice v, the doubt, over the number.
+        assert found.error.tolist() == pytest.approx([math.sqrt(own / (n * rows)) / (2 / n)] * n)
+    assert growths(CLEAR, CLEAR, k=k).error.tolist() == [0, 0]
+
+
+def test_an_input_of_which_no_row_is_known_does_not_count():
+    nothing = {"rows": 0.0, "variance": 0.0}
+    found = growths(CLEAR, HALF_HIDDEN, nothing)
+    assert found.each.tolist() == pytest.approx([-0.6, 0.1 - 0.3, 0])
+    assert torch.isfinite(torch.stack(found)).all()

@@ -15,8 +15,8 @@ def trial(slopes=None, repeated=None, step=0.1, spread=1.0, sound=True, differen
     repeated = torch.zeros(rows, 2) if repeated is None else repeated
     flags = torch.full((rows, d), sound)
     differences = Differences() if differences is None else differences
-    spreads = torch.full((d,), spread)
-    return StepTrial(differences, spreads, spreads, torch.full((rows, d), step), slopes, flags, repeated)
+    spreads, steps = torch.full((d,), spread), torch.full((rows, d), step)
+    return StepTrial(differences, spreads, spreads, steps, slopes, flags, repeated, repeated.sum())
 
 
 def test_answers_are_alike_up_to_rounding_of_the_largest_of_an_output():
