@@ -1,7 +1,7 @@
 """How close are the steps of a policy to the best? Closed-loop training on California Housing, under noise.
 
     python benchmarks/calibrated.py             # everything, all cores
-    python benchmarks/calibrated.py 5-500-5     # only these boxes, or these methods; the rest stays as it was
+    python benchmarks/calibrated.py 5-500-5     # only these boxes, methods, or noises; the rest stays as it was
 
 Read-in, box, read-out as in the demo; noise uniform on [0, X] on every output; three epochs, three seeds. In the last
 epoch the sign accuracy of each policy on its own trajectory is averaged. On the trajectory of `Calibrated`, 20 fixed
@@ -127,17 +127,21 @@ def gradient(layer: BlackBox, step: Step) -> Tensor:
 
 def main() -> None:
     """All runs, those that take longest first."""
-    boxes = [name for name in sys.argv[1:] if name not in METHODS] or [*TUNED, *UNSEEN, *SCALES, *WEAK]
+    everything = [*TUNED, *UNSEEN, *SCALES, *WEAK]
+    boxes = [name for name in sys.argv[1:] if name in everything] or everything
     methods = [name for name in sys.argv[1:] if name in METHODS] or METHODS
+    noises = [float(word) for word in sys.argv[1:] if word not in (*everything, *METHODS)] or NOISE
     del sys.argv[1:]  # together with what was measured before, the result is that of the command without arguments
     runs = [
         (name, noise, seed, method)
         for name in sorted(boxes, key=lambda name: "50" not in name)
         for noise in (FEWER if name in SCALES else NOISE)
+        if noise in noises
         for seed in SEEDS
         for method in methods
     ]
-    numbers: list[dict[str, Any]] = [n for n in earlier() if n["box"] not in boxes or n["method"] not in methods]
+    again = {(name, noise, method) for name, noise, _, method in runs}
+    numbers: list[dict[str, Any]] = [n for n in earlier() if (n["box"], n["noise"], n["method"]) not in again]
     torch.multiprocessing.set_start_method("spawn")
     with multiprocessing.Pool(os.cpu_count()) as pool:
         for done, result in enumerate(pool.imap_unordered(_run, runs), 1):
