@@ -46,8 +46,9 @@ def check(
             an autograd.Function.
         x: [N, d] typical rows, in float32 or float64. Their spread is the scale on which inputs are moved.
         context: Further inputs of the box, one entry per row.
-        limits: (low, high): no point outside is evaluated. None: those of the BlackBox, or module, if it has any. What
-            it says of its `resolution` holds in both cases.
+        limits: (low, high), for a box without a BlackBox: no point outside is evaluated. None: none; for a BlackBox its
+            own `limits` and `resolution`. They hold for a module around it too, if that has attributes of these names
+            with the same values: `self.limits, self.resolution = self.layer.limits, self.layer.resolution`.
         tolerance: Relative error of an input's gradient that still counts as right.
         budget: The most evaluations to spend: rows evaluated by the box, or by the function inside a BlackBox. Those of
             rows that are asked again, since they failed, may exceed it in the last request.
@@ -62,17 +63,12 @@ def check(
     """
     if not callable(box):
         raise TypeError(f"box must be callable, got {type(box).__name__}: give a BlackBox, a module or a function")
-    check_rows(x)
-    if x.dtype.itemsize < 4:
-        raise ValueError(f"x must be in float32 or float64, got {x.dtype}: call x.float()")
-    if not bool(torch.isfinite(x).all()):
-        raise ValueError("x must be finite: leave out rows with NaN or infinite values")
+    _check_typical_rows(x)
     tolerance = positive_float("tolerance", tolerance)
     generator = torch.Generator("cpu").manual_seed(checked_seed(seed))
-    limits = getattr(box, "limits", None) if limits is None else limits
-    bounds = Limits(limits, x.shape[1], getattr(box, "resolution", None))
     pace = RequestPace(None if seconds is None else positive_float("seconds", seconds), progress)
     sampler = GradientSampler(box, positive_int("budget", budget), evaluator, pace)
+    bounds = sampler.limits(limits, x.shape[1])
     with sampler.without_trace():
         try:
             slopes = _typical_rows(sampler, x.detach(), context_rows(context, x.shape[:1]), bounds, generator)
@@ -86,6 +82,15 @@ def check(
         rest = gradient_check.rate(), tolerance, sampler.evaluations, problems(evidence, tolerance, slopes.scale)
         obstacle = gradient_check.obstacle(evidence)
         return Check(verdict, *found, *rest, notes(verdict, evidence, obstacle, slopes.scale), obstacle)
+
+
+def _check_typical_rows(x: Tensor) -> None:
+    """Raise an error unless x [N, d] can be the rows of a check."""
+    check_rows(x)
+    if x.dtype.itemsize < 4:
+        raise ValueError(f"x must be in float32 or float64, got {x.dtype}: call x.float()")
+    if not bool(torch.isfinite(x).all()):
+        raise ValueError("x must be finite: leave out rows with NaN or infinite values")
 
 
 def _typical_rows(
