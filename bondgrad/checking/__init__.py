@@ -17,7 +17,7 @@ A box that is piecewise constant, such as an ensemble of trees, has no slope: th
 wrong there but a gradient that is not finite. At a jump the gradient of a layer is the mean slope over its step.
 Where jumps, located by bisection, explain the error at a row, and the input is right at other rows, the row is left
 out. Where a layer moves an input as far as it varies, since the box jumps on that scale, its gradient is like slopes
-over such steps, and is not judged.
+over such steps, and is not called wrong.
 
 The error of an input is relative to its own slope, however weak, if that exceeds the noise. If it does not, the error
 is relative to a hundredth of the typical slope.
