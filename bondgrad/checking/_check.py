@@ -46,9 +46,9 @@ def check(
             an autograd.Function.
         x: [N, d] typical rows, in float32 or float64. Their spread is the scale on which inputs are moved.
         context: Further inputs of the box, one entry per row.
-        limits: (low, high), for a box without a BlackBox: no point outside is evaluated. None: none; for a BlackBox its
-            own `limits` and `resolution`. They hold for a module around it too, if that has attributes of these names
-            with the same values: `self.limits, self.resolution = self.layer.limits, self.layer.resolution`.
+        limits: (low, high): no point outside is evaluated. A BlackBox, or a module with one inside, is refused with
+            limits, since a BlackBox keeps to its own `limits` and `resolution`: set them there. The check keeps to
+            those, too, also for a module around the BlackBox that has attributes of these names with the same values.
         tolerance: Relative error of an input's gradient that still counts as right.
         budget: The most evaluations to spend: rows evaluated by the box, or by the function inside a BlackBox. Those of
             rows that are asked again, since they failed, may exceed it in the last request.
