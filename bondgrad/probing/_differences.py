@@ -11,6 +11,7 @@ from bondgrad.measuring._sampler import MeasurementSkipped, Sampler
 from bondgrad.probing._facts import Facts
 from bondgrad.probing._float_types import output_unit
 from bondgrad.probing._number_format import percent, runs
+from bondgrad.probing._one_seed import ask_ends
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def measure_steps(sampler: Sampler, facts: Facts, generator: torch.Generator) ->
     spread = sampler.spread[inputs, None]
     ends, whole = sampler.either_side(rows, inputs, ladder * spread)  # [slopes, steps, 2], [slopes, steps]
     span = ends.diff(dim=2)  # [slopes, steps, 1] after rounding
-    change = sampler.ask_moved(rows, inputs, ends).diff(dim=2).squeeze(2)
+    change = ask_ends(sampler, rows, inputs, ends).diff(dim=2).squeeze(2)
     slopes = (change / span).where(whole[:, :, None] & (span > 0), math.nan)  # [slopes, steps, d_out]
     if bool(torch.isnan(slopes).all()):
         raise MeasurementSkipped("limits or failures are in the way everywhere")

@@ -50,6 +50,15 @@ class Facts:
         return self.found.randomness is not None and not self.found.randomness.deterministic
 
     @property
+    def under_one_seed(self) -> "Facts":
+        """These facts as they hold for outputs with the same seed: without noise, if the box takes one."""
+        random = self.found.randomness
+        if random is None or not random.takes_seed:
+            return self
+        none = [0.0] * len(random.std)
+        return self.with_finding("randomness", replace(random, deterministic=True, std=none, largest=none))
+
+    @property
     def floor(self) -> float:
         """Standard deviation of the rounding inside the box, relative to its outputs; zero: none is known."""
         return 0.0 if self.found.rounding is None else self.found.rounding.floor

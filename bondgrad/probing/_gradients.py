@@ -16,6 +16,7 @@ from bondgrad.metrics import sign_accuracy
 from bondgrad.policies import Calibrated
 from bondgrad.probing._facts import Facts
 from bondgrad.probing._number_format import percent, sentences
+from bondgrad.probing._one_seed import ask_ends
 
 
 @dataclass(frozen=True)
@@ -163,11 +164,7 @@ class _Trial:
         ends = sampler.either_side(rows, inputs, h.repeat(n)[:, None])[0].squeeze(1)  # [n * k, 2]
         found = []
         for copy in range(self.copies):
-            if sampler.function.seed_position is None:
-                y = sampler.ask_moved(rows, inputs, ends)  # [n * k, 2, d_out]
-            else:  # both ends have the same seed, in a call each
-                sampler.seed = copy
-                y = torch.stack([sampler.ask_moved(rows, inputs, end[:, None])[:, 0] for end in ends.unbind(1)], 1)
+            y = ask_ends(sampler, rows, inputs, ends, seed=copy)  # [n * k, 2, d_out]
             slopes = y.diff(dim=1).squeeze(1) / ends.diff(dim=1)
             found.append((slopes.view(n, k, -1) * self.gy[:, None]).sum(2))
         return torch.stack(found)

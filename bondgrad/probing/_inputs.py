@@ -12,6 +12,7 @@ from bondgrad.measuring._rounding import ROUNDING_UNITS
 from bondgrad.measuring._sampler import BudgetExceeded, MeasurementSkipped, Sampler
 from bondgrad.probing._facts import Facts
 from bondgrad.probing._number_format import percent, runs, sentences
+from bondgrad.probing._one_seed import ask_ends
 from bondgrad.structure import colour
 from bondgrad.structure.discovery._dependencies import find_dependencies
 from bondgrad.structure.discovery._search_batch import SETTINGS as SEARCH
@@ -282,12 +283,12 @@ class Sensitivity:
 
 def measure_effects(sampler: Sampler, facts: Facts, generator: torch.Generator) -> Sensitivity:
     """Measure the change of the outputs when every input is moved by its spread, at a few rows."""
-    d = sampler.x.shape[1]
+    facts, d = facts.under_one_seed, sampler.x.shape[1]
     count = sampler.affordable_count(SETTINGS.moved_rows, 2 * d)
     rows, inputs = facts.choose(count, generator).repeat_interleave(d), torch.arange(d).repeat(count)
     spread = sampler.spread[inputs, None]
     ends = sampler.either_side(rows, inputs, spread / 2)[0].squeeze(1)  # [rows * d, 2]
-    change = sampler.ask_moved(rows, inputs, ends).diff(dim=1).abs().view(count, d, -1)
+    change = ask_ends(sampler, rows, inputs, ends).diff(dim=1).abs().view(count, d, -1)
     part = (ends.diff(dim=1) / spread).clamp_min(1e-300).view(count, d, 1)  # move in units of the spread
     own = (change.square() - 2 * facts.noise.square()) / (facts.output_spread * part).square()  # less noise
     by_input = own.nanmean((0, 2)).nan_to_num(0).clamp_min(0).sqrt()
