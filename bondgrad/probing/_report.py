@@ -267,7 +267,7 @@ def _shape(report: Report) -> str:
         return f"quantised in steps of {report.rounding.largest_quantum:.2g}" if report.rounding.quantised else "rough"
     if report.steps is not None and report.steps.constant:
         return "piecewise constant"
-    kinds = {"smooth": "smooth", "kinks": "with kinks", "jumps": "with jumps", "unclear": ""}
+    kinds = {"smooth": "smooth", "kinks": "with kinks", "poles": "with poles", "jumps": "with jumps", "unclear": ""}
     return "" if report.smoothness is None else kinds[report.smoothness.kind]
 
 
