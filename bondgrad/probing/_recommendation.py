@@ -75,7 +75,9 @@ def choose_noise(report: "Report") -> Reasoned | None:
         return None if random.quiet_in_eval else (f"{random.noise:.2g}", "measured: 95 of 100 answers lie within it")
     if rounding is None or rounding.half_width == 0:
         return None
-    reason = f"it computes in {rounding.precision}, coarser than the {rounding.returned} that it returns"
+    reason = f"answers are {rounding.precision}, and not to all of {rounding.returned}"
+    if rounding.named:
+        reason = f"it computes in {rounding.precision}, coarser than the {rounding.returned} that it returns"
     if rounding.largest_quantum > 0:
         reason = "half a step of its quantised answers"
     elif rounding.rough:

@@ -10,7 +10,7 @@ from bondgrad.policies import Calibrated
 from bondgrad.probing._advice import Advice
 from bondgrad.probing._differences import Smoothness, StepLadder, measure_smoothness, measure_steps
 from bondgrad.probing._failures import RandomFailures, measure_failures
-from bondgrad.probing._float_types import precision_of
+from bondgrad.probing._float_types import arithmetic_of
 from bondgrad.probing._gradients import Gradients, measure_gradients
 from bondgrad.probing._influences import History, RowCoupling, measure_memory, measure_row_coupling
 from bondgrad.probing._inputs import Dependence, Ranges, Sensitivity, measure_effects, measure_pattern, measure_ranges
@@ -276,4 +276,4 @@ def _precision(report: Report) -> str:
     found = report.rounding
     if found is None or found.quantised or (report.randomness is not None and not report.randomness.deterministic):
         return ""
-    return found.precision + ("" if found.shortcut is None else f", but {precision_of(found.shortcut)} as set here")
+    return found.precision + ("" if found.shortcut is None else f", but {arithmetic_of(found.shortcut)} as set here")

@@ -36,6 +36,11 @@ from tests.probing.test_report import noisy, quiet, ranges, rounding
             "calls with the same one agree.",
         ),
         (rounding(), "Rounding is about 1e-07 of the answers: float32 inside."),
+        (
+            rounding(1e-4, "good to about 4 digits"),
+            "Rounding is about 0.0001 of the answers: they are good to about 4 digits, by the tolerance of a solver, "
+            "printed digits, or arithmetic in TF32 or float16.",
+        ),
         (rounding(floor=0.0), "No rounding to be seen: float32."),
         (rounding(quantum=[0.01], largest=0.01), "Answers come in steps of 0.01 (rounded to decimals)."),
         (rounding(quantum=[0.02], largest=0.02), "Answers come in steps of 0.02 (quantised)."),
