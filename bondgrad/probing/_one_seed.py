@@ -16,6 +16,6 @@ def ask_ends(sampler: Sampler, rows: Tensor, inputs: Tensor, ends: Tensor, seed:
         return sampler.ask_moved(rows, inputs, ends)
     try:
         sampler.seed = seed
-        return torch.cat([sampler.ask_moved(rows, inputs, end) for end in ends.split(1, -1)], -2)
+        return torch.cat([sampler.ask_moved(rows, inputs, end) for end in torch.split(ends, 1, -1)], -2)
     finally:
         sampler.seed = None

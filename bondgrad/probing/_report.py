@@ -80,6 +80,7 @@ class Report(Findings):
     sample: str  # origin of the typical rows
     limits: tuple[list[float], list[float]] | None  # least and largest value of every input, as given
     hung: str = ""  # the call that did not come back; empty: all did
+    timeouts: str = ""  # the calls that the evaluator ended, and what they took; empty: there were none
     flaky: int  # number of calls or rows that failed, and succeeded when repeated
     left_out: list[str]  # measurements that were not made, each with the reason
     evaluator_given: bool  # whether rows were evaluated by an evaluator that the user gave
@@ -105,7 +106,7 @@ class Report(Findings):
             constant and "constant",
             not constant and ranges is not None and ranges.saturated and "saturated",
             _precision(self),
-            bool(self.hung) and "hangs",
+            (bool(self.hung) and "hangs") or (bool(self.timeouts) and "hangs now and then"),
             self.flaky > 0 and "fails at random",
             ranges is not None and (ranges.failing_rows > 0 or len(ranges.failures) > 0) and "fails in places",
             speed is not None and speed.latency >= SLOW_ROW and f"takes {duration(speed.latency)} a {speed.unit}",
@@ -142,6 +143,9 @@ class Report(Findings):
             and f"It hangs: {self.hung}, and was given up; its thread may still be at it. If it only needs long, give "
             "the probe more seconds. If not, let the box give up by itself, or evaluate it with "
             "Processes(n, timeout=...), which ends a call that hangs.",
+            self.timeouts
+            and f"It hangs now and then: {self.timeouts}. A call of many rows is ended after the timeouts of "
+            "all of them: give the evaluator max_rows=1, so that training waits for one.",
             self.flaky > 0
             and self.failures is None
             and f"It fails at random: {self.flaky:,} times in {self.calls:,} calls, and not when asked again. In "
