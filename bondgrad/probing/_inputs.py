@@ -46,7 +46,7 @@ SETTINGS = InputSettings()
 
 @dataclass(frozen=True)
 class Failure:
-    """A range of an input in which the box fails, the other inputs being typical."""
+    """A range of an input in which the box failed at all values that were tried, the other inputs being typical."""
 
     input: int  # number of the input
     low: float | None  # lower end of the range. None: the lower end of the sweep
@@ -71,6 +71,7 @@ class Ranges:
     flat: float  # fraction of the range over which outputs hardly change, median over inputs that change them
     inputs: int  # number of inputs that were swept
     moving: list[int]  # inputs that changed an output
+    points: int = SETTINGS.points[0]  # values of each input that were tried
     limits: tuple[list[float], list[float]] | None = None  # within which the box works. None: no limits say where
 
     @property
@@ -84,7 +85,9 @@ class Ranges:
         places = "; ".join(f.words for f in self.failures[:8]) + "; ..." * (len(self.failures) > 8)
         return sentences(
             self.failing_rows > 0 and f"It fails at {percent(self.failing_rows)} of the typical rows.",
-            f"It fails at {places}." if places else "It answered over the whole range of the inputs.",
+            bool(places) and f"Of {self.points} values tried of each input, it fails at those of {places}.",
+            bool(places) and "Between them it was not tried.",
+            not places and f"It answered at {self.points} values of each input, over their whole range.",
             self.saturated and f"Saturated: over {percent(self.flat)} of the range its outputs hardly change.",
         )
 
@@ -111,7 +114,7 @@ def measure_ranges(sampler: Sampler, facts: Facts, generator: torch.Generator) -
     largest = change.nan_to_num(0).sort(1, descending=True).values[:, 2 if facts.noisy else 0]  # [n, d_out]
     failing_rows, moving = 1 - len(facts.usable) / len(facts.y), inputs[(largest > noise).any(1)].tolist()
     limits = _working_limits(sampler, facts, failures)
-    return Ranges(failures, failing_rows, _flat(change, largest, noise), count, moving, limits)
+    return Ranges(failures, failing_rows, _flat(change, largest, noise), count, moving, points, limits)
 
 
 def _working_limits(sampler: Sampler, facts: Facts, failures: list[Failure]) -> tuple[list[float], list[float]] | None:

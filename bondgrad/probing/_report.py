@@ -158,6 +158,9 @@ class Report(Findings):
             constant
             and "Between its jumps the slope is zero, so what counts as right is the slope over a step that reaches "
             "across them. Training follows that, if steps are long: see policy=bondgrad.policies.Fixed(step).",
+            (constant or (self.smoothness is not None and self.smoothness.kind == "jumps"))
+            and "If a converter or a rounding sets an input, and the box jumps where that does, give the step of the "
+            "converter as resolution=.",
             len(modules) > 0
             and f"BlackBox keeps a module in eval mode, so {' and '.join(modules)} will not be as measured here.",
             (not modules and self.company is not None and self.company.matters)

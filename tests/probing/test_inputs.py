@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -62,6 +63,21 @@ def test_without_evaluations_to_spare_it_is_known_to_half_a_gap():
     assert found.low == pytest.approx(0.7, abs=1.2 / 4 / 2)
     assert found.low != pytest.approx(0.7, abs=0.005)
     assert found.high is None
+
+
+def test_failures_are_said_of_the_values_that_were_tried():
+    """It fails and works in turns, between values that are tried."""
+
+    def fn(x: np.ndarray):
+        y = np.sin(x)
+        y[np.sin(40 * x.sum(1)) > 0.3] = np.nan
+        return y
+
+    x = unit_rows()
+    for budget, values in ((20_000, 17), (600, 9)):
+        words = probe(fn, x, budget=budget).ranges.words
+        assert f"Of {values} values tried of each input, it fails at those of input 0" in words
+        assert words.endswith("Between them it was not tried.")
 
 
 def test_the_share_of_the_range_without_change():
