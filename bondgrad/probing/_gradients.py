@@ -121,7 +121,7 @@ class _Trial:
     def __init__(self, sampler: Sampler, facts: Facts, generator: torch.Generator, noisy: bool) -> None:
         self.sampler, self.facts, self.generator, self.copies = sampler, facts, generator, 1 + noisy
         d = sampler.x.shape[1]
-        moving = [i for i in range(d) if facts.found.sensitivity is None or facts.found.sensitivity.change[i] > 0]
+        moving = [i for i in range(d) if facts.found.sensitivity is None or facts.found.sensitivity.change[i] != 0]
         k = min(SETTINGS.inputs, len(moving))
         if k == 0:
             raise MeasurementSkipped("no input changes an output")
@@ -183,7 +183,7 @@ class _Trial:
             return self.slopes(best * self.spread)[0], none, "the slope"
         change = self.spread.new_ones(len(self.spread))
         if found.sensitivity is not None and jumps > 0:
-            change = self.spread.new_tensor(found.sensitivity.change)[self.inputs]
+            change = self.spread.new_tensor(found.sensitivity.change)[self.inputs].nan_to_num(1)
         size = math.inf if coarse or jumps == 0 else jumps / SETTINGS.jump_share
         h = (size / change).clamp(max=1) * self.spread  # [k]
         return self.slopes(h)[0], none, f"the slope over {float((h / self.spread).median()):.2g} × an input's spread"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bondgrad.errors import counted
 from bondgrad.measuring._rounding import ROUNDING_UNITS
 from bondgrad.measuring._sampler import BudgetExceeded, MeasurementSkipped, Sampler
 from bondgrad.probing._facts import Facts
@@ -266,19 +267,23 @@ def _blocks(depends: Tensor, groups: int) -> tuple[int, int] | None:
 class Sensitivity:
     """How much the outputs change when an input is moved by its spread."""
 
-    change: list[float]  # by input: root mean square change of the outputs, in units of their spread
+    change: list[float]  # by input: root mean square change of the outputs, in units of their spread. NaN: it failed
     dead: list[int] | None  # inputs that change no output. None: noise or coarse outputs hide it
 
     @property
     def words(self) -> str:
         """The finding, in sentences."""
-        order = sorted(range(len(self.change)), key=lambda i: -self.change[i])
+        known = [i for i, change in enumerate(self.change) if not math.isnan(change)]
+        order = sorted(known, key=lambda i: -self.change[i])
         strongest = ", ".join(f"{i} ({self.change[i]:.2g})" for i in order[:3])
         least = f"; least: {order[-1]} ({self.change[order[-1]]:.2g})" if len(order) > 3 else ""
         dead = self.dead or []
         names = ", ".join(map(str, dead[:12])) + ", ..." * (len(dead) > 12)
         return sentences(
-            f"Moved by their spread, these change the outputs most (in spreads of theirs): {strongest}{least}.",
+            bool(known)
+            and f"Moved by their spread, these change the outputs most (in spreads of theirs): {strongest}{least}.",
+            len(known) < len(self.change)
+            and f"The box failed wherever {counted(len(self.change) - len(known), 'input')} moved by so much.",
             self.dead is None and "Too noisy or too coarse to say whether any is dead.",
             bool(dead) and f"Dead: input{'s' * (len(dead) > 1)} {names}.",
         )
@@ -294,7 +299,7 @@ def measure_effects(sampler: Sampler, facts: Facts, generator: torch.Generator) 
     change = ask_ends(sampler, rows, inputs, ends).diff(dim=1).abs().view(count, d, -1)
     part = (ends.diff(dim=1) / spread).clamp_min(1e-300).view(count, d, 1)  # move in units of the spread
     own = (change.square() - 2 * facts.noise.square()) / (facts.output_spread * part).square()  # less noise
-    by_input = own.nanmean((0, 2)).nan_to_num(0).clamp_min(0).sqrt()
+    by_input = own.nanmean((0, 2)).clamp_min(0).sqrt()
     certain = facts.certain(1)
     still = ~(change > certain).any((0, 2)) & torch.isfinite(change).all(2).any(0)
     visible = bool((certain < SETTINGS.visible * facts.output_spread).all())

@@ -80,6 +80,23 @@ def test_failures_are_said_of_the_values_that_were_tried():
         assert words.endswith("Between them it was not tried.")
 
 
+def test_inputs_that_cannot_be_moved_far_are_not_called_still():
+    """It works where the second input is near 1/2, as it is at all rows but two, whatever they move."""
+
+    def fn(x):
+        return torch.where((x[:, 1:] - 0.5).abs() < 0.01, torch.sin(x), math.nan)
+
+    x = unit_rows()
+    x[2:, 1] = 0.5
+    report = probe(fn, x)
+    assert report.sensitivity.change[0] > 0.1
+    assert "The box failed wherever 1 input moved by so much." in report.words["Inputs"]
+    assert math.isnan(report.sensitivity.change[1])
+    assert 1 not in report.sensitivity.dead
+    assert report.gradients is not None
+    assert report.as_dict()["sensitivity"]["change"][1] is None
+
+
 def test_the_share_of_the_range_without_change():
     """Of sixteen gaps from -0.1 to 1.1, four lie between 0 and 0.35."""
     found = probe(lambda x: x.clamp(-0.025, 0.275), unit_rows()).ranges
