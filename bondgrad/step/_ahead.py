@@ -96,6 +96,19 @@ def gradient_bytes(step: StepInputs) -> int:
     return rows * evaluations * parts.driver.repeats * each
 
 
+def fits_into_memory(step: StepInputs) -> bool:
+    """Whether the evaluations of a gradient may exist at one time; warns where they may not."""
+    driver, needed = step.parts.driver, gradient_bytes(step)
+    if needed <= (driver.evaluator.memory or driver.device_memory):
+        return True
+    warnings.warn(
+        f"eager=True needs {needed / 2**20:.0f} MiB for the evaluations of a gradient at one time, and is switched off. "
+        "Give the evaluator a larger memory=, or use smaller batches.",
+        stacklevel=2,
+    )
+    return False
+
+
 class Ahead:
     """Evaluations of a gradient that are under way, or made, before its backward pass.
 

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import math
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,7 +19,7 @@ from bondgrad.estimators import Estimator
 from bondgrad.evaluators import Driver, Progress
 from bondgrad.evaluators._record import CallRecord
 from bondgrad.policies import MeasuringPolicy, Policy, State
-from bondgrad.step._ahead import Ahead, gradient_bytes, plan_gradient
+from bondgrad.step._ahead import Ahead, fits_into_memory, plan_gradient
 from bondgrad.step._backward import needs_start, take_step
 from bondgrad.step._forward import ForwardInputs, evaluate
 from bondgrad.step._health import HealthMonitor, TrialResult
@@ -93,7 +92,7 @@ class Layer(nn.Module):
         Inside an activation checkpoint the answer is kept, and given again when the forward pass is run again.
         """
         call = ForwardInputs(self.parts(), x, context, self.training, graded, autocast)
-        parameters = self.function.tensors.parameters() if graded else None
+        check = self.unchanged() if graded else None
 
         def ask(learns: bool) -> tuple[Tensor, ForwardRecord]:
             part, goes_ahead = ALONE, self.eager and graded and learns
@@ -107,13 +106,13 @@ class Layer(nn.Module):
             finite = None if ok is None else torch.isfinite(y)
             if device.reading_is_free(self.function.compute_device(y.device)):
                 y = self._without_failures(x, y, ok, finite)
-            return y, ForwardRecord(self.training, autocast, part, states, finite, ahead, 0, parameters)
+            return y, ForwardRecord(self.training, autocast, part, states, finite, ahead, 0, check)
 
         if is_capturing(x.device) or not in_checkpoint():
             return ask(graded and not in_backward())
         ordered = self.memory is not None
         (y, forward), ticket = self.answers.answer((x, *context), ordered, graded, ask)
-        return y.clone(), forward._replace(ticket=ticket, parameters=parameters)
+        return y.clone(), forward._replace(ticket=ticket, check=check)
 
     def _choose_readings(self, where: torch.device) -> None:
         """Take as many readings of every point as the policy wants, if it has a say in this."""
@@ -154,6 +153,20 @@ class Layer(nn.Module):
             self.full_precision,
         )
 
+    def unchanged(self) -> Callable[[], None]:
+        """A check that raises BoxError if the box has, by then, other parameters or limits than now."""
+        parameters, limits = self.function.tensors.parameters(), self._limits
+
+        def check() -> None:
+            self.function.tensors.check_parameters(parameters)
+            if self._limits is not limits:  # the outputs are those at points that may be outside now
+                raise BoxError(
+                    "limits or resolution were assigned after the forward pass whose gradient is asked for: assign "
+                    "them between a backward pass and the next forward pass"
+                )
+
+        return check
+
     def _next_seed(self) -> int:
         """The seed for the next calls of a box that takes one. In eval mode it is always the same."""
         schedule = self.policy_state.schedule
@@ -169,8 +182,8 @@ class Layer(nn.Module):
             return autograd.differentiate([x, y.double(), gy, *context], *rest)  # type: ignore[no-any-return]
         if torch._C._functorch.is_legacy_batchedtensor(gy):
             raise BoxError("is_grads_batched=True does not pass through a BlackBox: use torch.func.vmap instead")
-        if forward.parameters is not None:
-            self.function.tensors.check_parameters(forward.parameters)
+        if forward.check is not None:
+            forward.check()
         where = self.function.compute_device(x.device)
         here = (x, y, gy, *context)
         there = here if where == x.device else tuple(t.to(where) for t in here)
@@ -229,13 +242,8 @@ class Layer(nn.Module):
         step = self._step_inputs(forward, x, y, y, context)
         if forward.part.ranks > 1 and needs_start(self._policy, step.state):
             return None
-        if gradient_bytes(step) > (self.driver.evaluator.memory or self.driver.device_memory):
-            self.eager = False
-            warnings.warn(
-                f"eager=True needs {gradient_bytes(step) / 2**20:.0f} MiB for the evaluations of a gradient at one "
-                "time, and is switched off. Give the evaluator a larger memory=, or use smaller batches.",
-                stacklevel=2,
-            )
+        self.eager = fits_into_memory(step)
+        if not self.eager:
             return None
         ahead = Ahead(plan_gradient(step), self.driver)
         self.policy_state.random.join(x.device, step.generator)

@@ -56,7 +56,7 @@ class ForwardRecord(NamedTuple):
     finite: Tensor | None = None  # [B, d_out] which outputs came and are finite; None: all
     ahead: "Ahead | None" = None  # evaluations of the gradient that began in the forward pass
     ticket: int = 0  # of an answer kept for activation checkpointing; 0: none
-    parameters: list[Tensor | None] | None = None  # of a box that is a module
+    check: Callable[[], None] | None = None  # raises an error if the box is another one by now
 
 
 class StepInputs(NamedTuple):
