@@ -102,8 +102,8 @@ def fits_into_memory(step: StepInputs) -> bool:
     if needed <= (driver.evaluator.memory or driver.device_memory):
         return True
     warnings.warn(
-        f"eager=True needs {needed / 2**20:.0f} MiB for the evaluations of a gradient at one time, and is switched off. "
-        "Give the evaluator a larger memory=, or use smaller batches.",
+        f"eager=True needs {needed / 2**20:.0f} MiB for the evaluations of a gradient at one time, and is switched "
+        "off. Give the evaluator a larger memory=, or use smaller batches.",
         stacklevel=2,
     )
     return False

@@ -26,7 +26,7 @@ from bondgrad.step._health import HealthMonitor, TrialResult
 from bondgrad.step._records import ForwardRecord, HostChanges, Parts, Step, StepInputs, StepResult
 from bondgrad.step._state import PolicyState
 from bondgrad.step._stats import Trace
-from bondgrad.step._substitutes import MEAN_STEPS, learn_mean, with_substitutes
+from bondgrad.step._substitutes import with_substitutes
 from bondgrad.step._trials import SETTINGS, trial_due, trial_share
 from bondgrad.structure import Structure
 from bondgrad.structure.discovery._tracker import StructureTracker
@@ -103,10 +103,11 @@ class Layer(nn.Module):
             forward = ForwardRecord(self.training, autocast, part)
             plan = functools.partial(self._plan_ahead, forward) if goes_ahead else None
             y, ok, states, ahead = evaluate(call._replace(plan=plan))
-            finite = None if ok is None else torch.isfinite(y)
             if device.reading_is_free(self.function.compute_device(y.device)):
-                y = self._without_failures(x, y, ok, finite)
-            return y, ForwardRecord(self.training, autocast, part, states, finite, ahead, 0, check)
+                limited = self._limits is not None
+                self.trace.add_answer(x, ok, limited, self.training, raises=self.on_failure == "raise")
+                y = with_substitutes(self.progress, y, ok, self.training)
+            return y, ForwardRecord(self.training, autocast, part, states, ok, ahead, 0, check)
 
         if is_capturing(x.device) or not in_checkpoint():
             return ask(graded and not in_backward())
@@ -120,23 +121,6 @@ class Layer(nn.Module):
         if isinstance(policy, MeasuringPolicy) and not is_capturing(where):
             readings = policy.readings(self.policy_state.read(self.policy_state.device))
             self.driver.repeats = self.driver.repeats if readings is None else readings
-
-    def _without_failures(self, x: Tensor, y: Tensor, ok: Tensor | None, finite: Tensor | None) -> Tensor:
-        """The outputs y [B, d_out] of a forward pass at x [B, d], with substitutes for those that are not finite.
-
-        ok [B] and finite [B, d_out] say which rows and which outputs are; None: all.
-        """
-        self.trace.answered, not_sent = (y.shape[0], ok), 0
-        if ok is not None:
-            not_sent = 0 if self._limits is None else int((~torch.isfinite(x)).any(1).sum())
-            self.trace.add_failures((~ok).sum(), self.on_failure == "raise", not_sent)
-        if self.training:
-            self.trace.watch_share(0 if ok is None else int((~ok).sum()) - not_sent, y.shape[0])
-        if self.training and (ok is not None or self.progress.steps % MEAN_STEPS == 0):
-            learn_mean(self.progress, y, finite)
-        if finite is None:
-            return y
-        return with_substitutes(self.progress, y, finite) if self.training else y
 
     def parts(self) -> Parts:
         """The parts of the layer that its forward and backward passes work with."""
@@ -194,7 +178,7 @@ class Layer(nn.Module):
 
     def _take_step(self, forward: ForwardRecord, x: Tensor, y: Tensor, gy: Tensor, *context: Tensor) -> Tensor:
         """Put together the inputs of a backward pass on the device of the box, take the step, and keep its result."""
-        if forward.finite is not None:
+        if forward.ok is not None:
             return self._take_step_without_failures(forward, x, y, gy, *context)
         step = self._step_inputs(forward, x, y, gy, context)
         memory = self.memory
@@ -252,19 +236,17 @@ class Layer(nn.Module):
     def _take_step_without_failures(
         self, forward: ForwardRecord, x: Tensor, y: Tensor, gy: Tensor, *context: Tensor
     ) -> Tensor:
-        """The gradient [B, d], where some outputs of the forward pass were substitutes, which have no gradient."""
-        assert forward.finite is not None
+        """The gradient [B, d], where some rows of the forward pass had substitutes, which have no gradient."""
+        assert forward.ok is not None
         if forward.ahead is not None:  # which has all rows
             forward.ahead.drop()
-        finite, forward = forward.finite.to(x.device), forward._replace(finite=None, ahead=None)
-        y, gy = y.masked_fill(~finite, math.nan), gy.masked_fill(~finite, 0)
-        some = finite.any(1)
-        if self.memory is not None or forward.part.ranks > 1 or bool(some.all()):  # all rows of a batch belong together
-            return self._take_step(forward, x, y, gy, *context)
+        ok, forward = forward.ok.to(x.device), forward._replace(ok=None, ahead=None)
+        if self.memory is not None or forward.part.ranks > 1:  # all rows of a batch belong together
+            failed = ~ok[:, None]
+            return self._take_step(forward, x, y.masked_fill(failed, math.nan), gy.masked_fill(failed, 0), *context)
         g = torch.zeros_like(x)
-        if not bool(some.any()):
-            return g
-        g[some] = self._take_step(forward, *(t[some] for t in (x, y, gy, *context)))
+        if bool(ok.any()):
+            g[ok] = self._take_step(forward, *(t[ok] for t in (x, y, gy, *context)))
         return g
 
     def _commit(self, result: StepResult, forward: ForwardRecord) -> None:

@@ -94,6 +94,23 @@ class Trace:
         rows, ok = self.answered
         return torch.ones(rows, dtype=torch.bool) if ok is None else ok
 
+    def add_answer(self, x: Tensor, ok: Tensor | None, limited: bool, training: bool, raises: bool) -> None:
+        """Take in which rows of a forward pass got outputs, count the others, and raise an error or warn of them.
+
+        Args:
+            x: [B, d] the rows.
+            ok: [B] which of them got finite outputs; None: all.
+            limited: Whether rows that are not finite were not sent to the box.
+            training: Whether the pass is one of training.
+            raises: Whether a row without an output is an error.
+        """
+        self.answered, not_sent = (x.shape[0], ok), 0
+        if ok is not None:
+            not_sent = int((~torch.isfinite(x)).any(1).sum()) if limited else 0
+            self.add_failures((~ok).sum(), raises, not_sent)
+        if training:
+            self.watch_share(0 if ok is None else int((~ok).sum()) - not_sent, x.shape[0])
+
     def add_failures(self, count: Tensor, raises: bool, not_sent: int = 0) -> None:
         """Count failed rows, and raise an error or warn once. On an accelerator the warning waits for `stats`.
 
