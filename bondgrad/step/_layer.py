@@ -103,11 +103,13 @@ class Layer(nn.Module):
             forward = ForwardRecord(self.training, autocast, part)
             plan = functools.partial(self._plan_ahead, forward) if goes_ahead else None
             y, ok, states, ahead = evaluate(call._replace(plan=plan))
+            if ahead is not None:
+                self.policy_state.random.join(ahead.device, ahead.generator)
             if device.reading_is_free(self.function.compute_device(y.device)):
                 limited = self._limits is not None
                 self.trace.add_answer(x, ok, limited, self.training, raises=self.on_failure == "raise")
                 y = with_substitutes(self.progress, y, ok, self.training)
-            return y, ForwardRecord(self.training, autocast, part, states, ok, ahead, 0, check)
+            return y, ForwardRecord(self.training, autocast, part, states, ok, ahead, check=check)
 
         if is_capturing(x.device) or not in_checkpoint():
             return ask(graded and not in_backward())
@@ -229,24 +231,22 @@ class Layer(nn.Module):
         self.eager = fits_into_memory(step)
         if not self.eager:
             return None
-        ahead = Ahead(plan_gradient(step), self.driver)
-        self.policy_state.random.join(x.device, step.generator)
-        return ahead
+        return Ahead(plan_gradient(step), self.driver, step.generator)
 
     def _take_step_without_failures(
         self, forward: ForwardRecord, x: Tensor, y: Tensor, gy: Tensor, *context: Tensor
     ) -> Tensor:
         """The gradient [B, d], where some rows of the forward pass had substitutes, which have no gradient."""
         assert forward.ok is not None
-        if forward.ahead is not None:  # which has all rows
-            forward.ahead.drop()
-        ok, forward = forward.ok.to(x.device), forward._replace(ok=None, ahead=None)
+        ok, forward = forward.ok.to(x.device), forward._replace(ok=None)
         if self.memory is not None or forward.part.ranks > 1:  # all rows of a batch belong together
             failed = ~ok[:, None]
             return self._take_step(forward, x, y.masked_fill(failed, math.nan), gy.masked_fill(failed, 0), *context)
         g = torch.zeros_like(x)
         if bool(ok.any()):
-            g[ok] = self._take_step(forward, *(t[ok] for t in (x, y, gy, *context)))
+            g[ok] = self._take_step(forward._replace(kept=ok), *(t[ok] for t in (x, y, gy, *context)))
+        elif forward.ahead is not None:
+            forward.ahead.drop()
         return g
 
     def _commit(self, result: StepResult, forward: ForwardRecord) -> None:

@@ -55,6 +55,7 @@ class ForwardRecord(NamedTuple):
     states: StatesByStart = ()  # of a box with memory
     ok: Tensor | None = None  # [B] which rows got finite outputs; None: all
     ahead: "Ahead | None" = None  # evaluations of the gradient that began in the forward pass
+    kept: Tensor | None = None  # [B] which of its rows have a gradient, in a step of these alone; None: all
     ticket: int = 0  # of an answer kept for activation checkpointing; 0: none
     check: Callable[[], None] | None = None  # raises an error if the box is another one by now
 

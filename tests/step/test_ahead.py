@@ -3,14 +3,13 @@
 import gc
 import threading
 import time
-import warnings
 
 import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from bondgrad import BlackBox, BoxError, Simultaneous
+from bondgrad import BlackBox, Simultaneous
 from bondgrad.estimators import Central
 from bondgrad.evaluators import Local, Threads
 from bondgrad.policies import Fixed
@@ -168,60 +167,6 @@ def test_several_forward_passes_before_their_backward_passes():
         for y in [layer(t) for t in rows]:
             y.sum().backward()
         assert all(torch.allclose(t.grad, t.cos(), atol=1e-2) for t in rows)
-
-
-def test_perturbed_rows_that_fail_and_rows_that_fail_themselves():
-    def fn(x: torch.Tensor):
-        return torch.where(x > 1, torch.nan, torch.sin(x))
-
-    x = torch.tensor([[0.0, 0.5], [0.9999, 0.0], [2.0, 0.0], [0.3, 0.1]])
-    found = []
-    for eager in (False, True):
-        layer = BlackBox(fn, 2, policy=Fixed(1e-3), eager=eager, seed=0, evaluator=Local(retries=0))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            found += [gradient(layer, x, torch.ones(4, 2)) for _ in range(2)][1:]
-    assert torch.equal(*found)
-    assert found[0][2].tolist() == [0, 0]
-    assert layer.stats.wasted == 16
-    assert torch.allclose(found[0][[0, 1, 3]], x.cos()[[0, 1, 3]], atol=1e-3)
-
-
-@pytest.mark.parametrize("batch", [3, 4])
-def test_both_ends_of_a_perturbation_are_asked_again(batch):
-    calls = []
-
-    def fn(x: torch.Tensor):  # its reading drifts, and once an output is lost
-        calls.append(len(x))
-        y = torch.sin(x) + len(calls)
-        y[0, 0] = torch.nan if len(calls) == 2 else y[0, 0]
-        return y
-
-    layer = BlackBox(fn, 2, policy=Fixed(1e-3), eager=True, seed=0, evaluator=Local(memory=2**30))
-    layer(torch.zeros(1, 2))
-    x = torch.randn(batch, 2)
-    g = gradient(layer, x, torch.ones(batch, 2))
-    assert calls == [1, 5 * batch, 2]
-    assert torch.allclose(g, x.cos(), atol=1e-2)
-
-
-def test_an_error_ahead_is_raised_in_the_backward_pass():
-    fails = []
-
-    def fn(x: torch.Tensor):
-        if fails and len(x) > 4:
-            raise TypeError("no such gate")
-        return torch.sin(x)
-
-    with Threads(2) as evaluator:
-        layer = BlackBox(fn, 5, policy=Fixed(1e-3), eager=True, evaluator=evaluator)
-        gradient(layer, torch.randn(4, 5), torch.ones(4, 5))
-        fails.append(True)
-        y = layer(torch.randn(4, 5, requires_grad=True))
-        with pytest.raises(BoxError, match="no such gate"):
-            y.sum().backward()
-        fails.clear()
-        gradient(layer, torch.randn(4, 5), torch.ones(4, 5))
 
 
 def test_threads_evaluate_beside_the_rest_of_the_network():
