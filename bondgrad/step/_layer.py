@@ -91,7 +91,9 @@ class Layer(nn.Module):
 
         Inside an activation checkpoint the answer is kept, and given again when the forward pass is run again.
         """
-        call = ForwardInputs(self.parts(), x, context, self.training, graded, autocast)
+        training, limited = self.training, self._limits is not None
+        take_in = functools.partial(self.trace.add_answer, limited, training, self.on_failure == "raise")
+        call = ForwardInputs(self.parts(), x, context, training, graded, autocast, take_in)
         check = self.unchanged() if graded else None
 
         def ask(learns: bool) -> tuple[Tensor, ForwardRecord]:
@@ -102,12 +104,11 @@ class Layer(nn.Module):
             self._choose_readings(x.device)
             forward = ForwardRecord(self.training, autocast, part)
             plan = functools.partial(self._plan_ahead, forward) if goes_ahead else None
-            y, ok, states, ahead = evaluate(call._replace(plan=plan))
+            with self.policy_state.schedule.kept_after_errors():
+                y, ok, states, ahead = evaluate(call._replace(plan=plan))
             if ahead is not None:
                 self.policy_state.random.join(ahead.device, ahead.generator)
             if device.reading_is_free(self.function.compute_device(y.device)):
-                limited = self._limits is not None
-                self.trace.add_answer(x, ok, limited, self.training, raises=self.on_failure == "raise")
                 y = with_substitutes(self.progress, y, ok, self.training)
             return y, ForwardRecord(self.training, autocast, part, states, ok, ahead, check=check)
 
@@ -184,8 +185,11 @@ class Layer(nn.Module):
             return self._take_step_without_failures(forward, x, y, gy, *context)
         step = self._step_inputs(forward, x, y, gy, context)
         memory = self.memory
-        with memory.kept() if isinstance(memory, InternalState) else contextlib.nullcontext():
+        state_kept = memory.kept() if isinstance(memory, InternalState) else contextlib.nullcontext()
+        with state_kept, self.policy_state.schedule.kept_after_errors():
             result = take_step(step)
+            if result.failures is not None:  # which raises where failures are errors
+                self.trace.add_failures(result.failures, raises=self.on_failure == "raise")
         self._commit(result, forward)
         return result.g
 
@@ -251,8 +255,6 @@ class Layer(nn.Module):
 
     def _commit(self, result: StepResult, forward: ForwardRecord) -> None:
         """Keep what a step changes, after everything in it that can fail. Step hooks run last."""
-        if result.failures is not None:  # which raises where failures are errors
-            self.trace.add_failures(result.failures, raises=self.on_failure == "raise")
         if result.eval_start is not self.eval_start:
             self.eval_start = result.eval_start
         for error in result.errors:

@@ -94,15 +94,15 @@ class Trace:
         rows, ok = self.answered
         return torch.ones(rows, dtype=torch.bool) if ok is None else ok
 
-    def add_answer(self, x: Tensor, ok: Tensor | None, limited: bool, training: bool, raises: bool) -> None:
+    def add_answer(self, limited: bool, training: bool, raises: bool, x: Tensor, ok: Tensor | None) -> None:
         """Take in which rows of a forward pass got outputs, count the others, and raise an error or warn of them.
 
         Args:
-            x: [B, d] the rows.
-            ok: [B] which of them got finite outputs; None: all.
             limited: Whether rows that are not finite were not sent to the box.
             training: Whether the pass is one of training.
             raises: Whether a row without an output is an error.
+            x: [B, d] the rows.
+            ok: [B] which of them got finite outputs; None: all.
         """
         self.answered, not_sent = (x.shape[0], ok), 0
         if ok is not None:
