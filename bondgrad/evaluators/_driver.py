@@ -6,7 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -45,6 +45,7 @@ class Progress:
     steps: int = 0  # backward passes in training
     batches: int = 0  # over which `output_mean` goes
     output_mean: Tensor | None = None  # [d_out] the mean of the box's outputs in training of late
+    learnt: dict[str, Any] | None = None  # what calls in training have shown of the outputs: `RowFunction.learnt`
 
 
 class Driver:

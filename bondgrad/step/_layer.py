@@ -224,11 +224,12 @@ class Layer(nn.Module):
         """
         time = x.shape[1] // self.in_features
         due = self.trial_due or (self.tracker is not None and self.tracker.unsettled(time))
-        if not self.training or due or self.out_features is None or is_capturing(x.device):
+        width = self.function.expected_width(self.progress.learnt)
+        if not self.training or due or width is None or is_capturing(x.device):
             return None
         if self._limits is not None and device.reading_is_free(x.device) and not bool(torch.isfinite(x).all()):
             return None  # such rows have no gradient, and are not evaluated
-        y = x.new_zeros(x.shape[0], time * self.out_features, dtype=self.function.dtype)
+        y = x.new_zeros(x.shape[0], time * width, dtype=self.function.dtype)
         step = self._step_inputs(forward, x, y, y, context)
         if forward.part.ranks > 1 and needs_start(self._policy, step.state):
             return None
@@ -287,7 +288,8 @@ class Layer(nn.Module):
     def _commit_on_host(self, changes: HostChanges) -> None:
         """Keep new values on the host, which a captured graph cannot change: every replay calls this again."""
         self.trace.last = changes.steps
-        self.progress.steps += changes.training
+        if changes.training:
+            self.progress.steps, self.progress.learnt = self.progress.steps + 1, self.function.learnt()
         if changes.training and trial_share(self._policy, self.noise) > 0:
             self.policy_state.schedule.step(changes.evaluations)
         if changes.training and self.tracker is not None:

@@ -11,10 +11,10 @@ from torch.utils.checkpoint import checkpoint
 
 from bondgrad import BlackBox, Simultaneous
 from bondgrad.estimators import Central
-from bondgrad.evaluators import Local, Threads
+from bondgrad.evaluators import Journal, Local, Threads
 from bondgrad.policies import Fixed
 from bondgrad.structure import Blocks, Sequence
-from tests.helpers import gradient
+from tests.helpers import gradient, same_state
 
 EVALUATORS = {"local": Local, "one row": lambda: Local(max_rows=1), "threads": lambda: Threads(3, max_rows=1)}
 
@@ -235,3 +235,56 @@ def test_an_estimator_that_cannot_work_is_refused_when_it_is_exchanged():
     with pytest.raises(ValueError, match="depend on the gradient of the loss"):
         layer.estimator = Late()
     assert not isinstance(layer.estimator, Late)
+
+
+@pytest.mark.filterwarnings("ignore:.*got no finite output")
+@pytest.mark.parametrize("estimator", ["central", "forward"])
+@pytest.mark.parametrize("kind", ["float", "half", "fails"])
+def test_a_run_that_is_resumed_goes_on_bit_for_bit_and_asks_a_journal(estimator, kind, tmp_path):
+    """Also where the number of outputs is not given, and the first forward pass after loading has to know it."""
+
+    def fn(x: torch.Tensor):
+        y = torch.sin(3 * x)
+        return y.bfloat16() if kind == "half" else y.masked_fill(x > 0.8, torch.nan) if kind == "fails" else y
+
+    def step(layer, number):
+        x = torch.randn(16, 2, generator=torch.Generator().manual_seed(number))
+        return gradient(layer, x, torch.ones(16, 2))
+
+    def made(evaluator):
+        return BlackBox(fn, 2, eager=True, policy="bond", estimator=estimator, seed=0, evaluator=evaluator)
+
+    with Journal(Local(), tmp_path / "run.journal") as journal:
+        layer = made(journal)
+        for number in range(3):
+            step(layer, number)
+        torch.save(layer.state_dict(), tmp_path / "state.pt")
+        expected = [step(layer, number) for number in (3, 4)]
+    with Journal(Local(), tmp_path / "run.journal") as journal:
+        resumed = made(journal)
+        resumed.load_state_dict(torch.load(tmp_path / "state.pt"))
+        found = [step(resumed, number) for number in (3, 4)]
+        assert resumed.stats.recorded > 0
+        assert resumed.stats.evaluations == 0
+    assert all(map(torch.equal, found, expected))
+    assert same_state(resumed.state_dict(), layer.state_dict())
+
+
+def test_states_that_do_not_know_the_number_of_outputs_are_loaded():
+    layer, other = (BlackBox(torch.sin, 2, eager=True, seed=0) for _ in range(2))
+    gradient(layer, torch.randn(4, 2), torch.ones(4, 2))
+    state = layer.state_dict()
+    del state["policy_state._extra_state"]["progress"]["learnt"]
+    other.load_state_dict(state)
+    x = torch.randn(4, 2)
+    assert torch.equal(gradient(other, x, torch.ones(4, 2)), gradient(layer, x, torch.ones(4, 2)))
+
+
+def test_a_state_of_a_box_with_another_number_of_outputs_is_loaded():
+    layer, other = BlackBox(torch.sin, 2, eager=True, policy="bond"), BlackBox(lambda x: x[:, :1], 2, eager=True)
+    gradient(layer, torch.randn(4, 2), torch.ones(4, 2))
+    other.policy = "bond"
+    other.load_state_dict(layer.state_dict())
+    for _ in range(2):
+        g = gradient(other, torch.randn(4, 2), torch.ones(4, 1))
+    assert torch.allclose(g, torch.tensor([1.0, 0.0]).expand(4, 2), atol=1e-2)
