@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from bondgrad import BlackBox
+from bondgrad import BlackBox, BoxError
 from bondgrad.policies import Fixed
 from bondgrad.structure import Blocks, Dense
 from tests.evaluators.test_own_evaluators import Recording
@@ -178,3 +178,17 @@ def test_resolutions_that_no_layer_can_have():
         BlackBox(torch.sin, 3, resolution=0)
     with pytest.raises(ValueError, match="two values within limits"):
         BlackBox(torch.sin, 3, resolution=5, limits=(-1, 1))
+
+
+@pytest.mark.parametrize("part", ["limits", "resolution"])
+@pytest.mark.parametrize("how", ["backward", "func"])
+def test_a_range_that_is_assigned_after_the_forward_pass_refuses_its_gradient(part, how):
+    layer = BlackBox(lambda x: torch.sin(3 * x), 2, 2, estimator="forward", policy=Fixed(1e-2), limits=(-2, 2))
+    x = torch.tensor([[1.5, 0.3]])
+    vjp = torch.func.vjp(layer, x)[1] if how == "func" else None
+    y = layer(x.requires_grad_())
+    setattr(layer, part, (-1, 1) if part == "limits" else 0.5)
+    with pytest.raises(BoxError, match="limits or resolution were assigned after the forward pass"):
+        y.sum().backward() if vjp is None else vjp(torch.ones(1, 2))
+    setattr(layer, part, (-2, 2) if part == "limits" else None)
+    assert torch.allclose(gradient(layer, x, torch.ones(1, 2)), 3 * (3 * x).cos(), atol=0.1)

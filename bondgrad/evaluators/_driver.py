@@ -2,12 +2,11 @@
 
 import math
 import random
-import threading
 import time
 import warnings
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from torch import Tensor
 from bondgrad.calling._inputs import NOT_FINITE_REMEDY, Limits, seen_to_be_finite
 from bondgrad.errors import BoxError, EvaluationLimitError, RequestCancelled, is_mistake, is_out_of_memory
 from bondgrad.evaluators._calls import nothing
-from bondgrad.evaluators._evaluator import Answer, Call, Evaluator, Purpose, Request
+from bondgrad.evaluators._evaluator import Answer, Call, Cancellation, Evaluator, Purpose, Request
 from bondgrad.evaluators._readings import in_turns, mean_in_turns, mean_of_readings, reading_seed
 from bondgrad.evaluators._record import CallRecord
 from bondgrad.evaluators._retries import RetrySearch
@@ -46,6 +45,7 @@ class Progress:
     steps: int = 0  # backward passes in training
     batches: int = 0  # over which `output_mean` goes
     output_mean: Tensor | None = None  # [d_out] the mean of the box's outputs in training of late
+    learnt: dict[str, Any] | None = None  # what calls in training have shown of the outputs: `RowFunction.learnt`
 
 
 class Driver:
@@ -108,7 +108,7 @@ class Driver:
         purpose: Purpose = "base",
         whole: bool = False,
         number: int | None = None,
-        cancelled: threading.Event | None = None,
+        cancelled: Cancellation | None = None,
         begun: Callable[[], None] | None = None,
         repeats: int | None = None,
     ) -> Outcome:
@@ -248,7 +248,9 @@ class Driver:
             calls = error.calls
             raise
         finally:
-            record.add(calls, again=request.attempt > 0, reserved=rows)
+            made = record.add(calls, again=request.attempt > 0, reserved=rows)
+            if request.cancelled is not None:
+                request.cancelled.evaluations += made
         for call in calls if answer.ok is not None else ():
             if call.error is not None and is_mistake(call.error):
                 raise call.error

@@ -89,7 +89,7 @@ class Neighbourhood:
     def ask_again(self, purpose: Purpose) -> Tensor:
         """The outputs [B, W_out] of another evaluation at the rows themselves."""
         everything = torch.arange(len(self.x), device=self.x.device)
-        return self.ask(self.x[:, None, None].clone(), everything, purpose).y.flatten(1)
+        return self.run(lambda: self.ask(self.x[:, None, None].clone(), everything, purpose).y.flatten(1))
 
     def _ask_near(
         self, points: Tensor, rows: slice | Tensor, purpose: Purpose, start: int, seed: int | None

@@ -13,6 +13,7 @@ from bondgrad import BlackBox, BoxError
 from bondgrad.calling._function import RowFunction
 from bondgrad.errors import RequestCancelled
 from bondgrad.evaluators import Driver, Request, Threads
+from bondgrad.evaluators._evaluator import Cancellation
 from bondgrad.evaluators._tasks import divide, pack, unpack
 from bondgrad.evaluators._worker import takes_number
 
@@ -133,7 +134,7 @@ def test_when_all_workers_fail_they_are_still_asked():
 
 
 def test_a_request_that_is_cancelled_starts_no_more_tasks():
-    cancelled, calls = threading.Event(), []
+    cancelled, calls = Cancellation(), []
 
     def fn(x: torch.Tensor):
         calls.append(len(x))
