@@ -190,9 +190,12 @@ class WorkerPool(Evaluator):
         return None if hope else self._start_error
 
     def judge(self, worker: Worker, failed: bool) -> None:
-        """Note how a task ended. A worker that keeps failing is set aside for a while."""
-        worker.strikes = worker.strikes + 1 if failed else 0
-        over = worker.strikes - SETTINGS.strikes
+        """Note how a task ended. A worker that keeps failing is set aside for a while, or until it answers again."""
+        if not failed:
+            worker.strikes, worker.rest_until = 0, 0.0
+            return
+        worker.strikes += 1
+        over = min(worker.strikes - SETTINGS.strikes, 20)  # powers of two beyond the longest rest may overflow
         if over >= 0:
             worker.rest_until = time.monotonic() + min(SETTINGS.first_rest * 2.0**over, SETTINGS.longest_rest)
 
