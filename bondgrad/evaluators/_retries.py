@@ -47,11 +47,11 @@ class RetrySearch:
         self.ok = torch.zeros(n, dtype=torch.bool)  # [N]
         self._unit = 2 if request.pairs else 1  # rows that are asked together
         self._size = n if request.max_rows is None else min(n, request.max_rows)  # rows in a call
+        self._alone = torch.full((n,), self._size == 1)  # [N] which rows were asked in calls of their own
         self._retry = 0
         self._first_failure = 0  # rows of the call that raised the first error
         self._partial = False  # whether the last attempt had only a few of the rows without an output
         self._last_chance = False  # whether it has all rows that were not asked alone, since nothing was answered
-        self._alone = torch.zeros(n, dtype=torch.bool)  # [N] which rows were asked in calls of their own
         self._rows = torch.arange(n)  # of the last attempt
         self.add(answer)
 
