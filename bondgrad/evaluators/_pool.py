@@ -16,7 +16,7 @@ from bondgrad.evaluators._calls import evaluate_rows
 from bondgrad.evaluators._evaluator import Answer, Description, Evaluator, Request
 from bondgrad.evaluators._pace import Pace
 from bondgrad.evaluators._run import Run
-from bondgrad.evaluators._worker import Source, StartError, Worker, takes_number
+from bondgrad.evaluators._worker import Source, Worker, WorkerError, takes_number
 
 
 @dataclass(frozen=True)
@@ -239,8 +239,8 @@ class WorkerPool(Evaluator):
 
     def _failed_start(self, error: BaseException) -> BoxError:
         failed = BoxError(f"a worker of {type(self).__name__} could not make its box: {error}{self.start_advice}")
-        kind, text = (error.kind, error.text) if isinstance(error, StartError) else (type(error).__name__, str(error))
-        failed.__cause__ = RemoteError(kind, text)
+        known = isinstance(error, WorkerError)
+        failed.__cause__ = error.cause() if known else RemoteError(type(error).__name__, str(error))
         return failed
 
     start_advice = ". Call the factory yourself to see why."

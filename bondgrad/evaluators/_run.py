@@ -13,7 +13,7 @@ from bondgrad.errors import BoxError, RequestCancelled, counted, is_mistake, is_
 from bondgrad.evaluators._calls import answered, nothing
 from bondgrad.evaluators._evaluator import NOT_MADE, Answer, Call, Request
 from bondgrad.evaluators._tasks import FatalError, divide, part_of
-from bondgrad.evaluators._worker import MissingBoxError, Worker
+from bondgrad.evaluators._worker import MissingBoxError, Worker, WorkerError
 
 if TYPE_CHECKING:
     from bondgrad.evaluators._pool import WorkerPool
@@ -159,8 +159,9 @@ class Run:
                 "longer timeout=, if the box needs it."
             )
         else:
-            failed = BoxError(f"worker {number} ended while it evaluated {rows} rows: {type(error).__name__}: {error}")
-        failed.__cause__ = error
+            said = str(error) if isinstance(error, WorkerError) else f"{type(error).__name__}: {error}"
+            failed = BoxError(f"worker {number} ended while it evaluated {counted(rows)}: {said.rstrip('.')}.")
+        failed.__cause__ = error.cause() if isinstance(error, WorkerError) else error
         self.calls.append(Call(task.rows.start, rows, number, task.start, duration, failed))
         if not task.worker.calls_function:  # otherwise the function counts, when it ends
             function: Any = self.request.function
