@@ -1,9 +1,10 @@
-"""Another box in the place of one that a layer was made for, and other limits."""
+"""Another box in the place of one that a layer was made for, other limits, and another evaluator."""
 
 import pytest
 import torch
 
-from bondgrad import BlackBox
+from bondgrad import BlackBox, EvaluationLimitError
+from bondgrad.evaluators import Local
 from bondgrad.policies import Fixed
 from bondgrad.structure import Blocks, Dense
 from tests.evaluators.test_own_evaluators import Recording
@@ -178,3 +179,26 @@ def test_resolutions_that_no_layer_can_have():
         BlackBox(torch.sin, 3, resolution=0)
     with pytest.raises(ValueError, match="two values within limits"):
         BlackBox(torch.sin, 3, resolution=5, limits=(-1, 1))
+
+
+def test_another_evaluator_goes_on_counting_but_for_its_workers():
+    calls = []
+
+    def fn(x: torch.Tensor):
+        calls.append(len(x))
+        if len(calls) == 1:
+            raise RuntimeError("once")
+        return torch.sin(x)
+
+    layer = BlackBox(fn, 2)
+    with pytest.warns(UserWarning, match="once"):
+        layer(torch.zeros(4, 2))
+    before = layer.stats
+    layer.evaluator = Local(max_evaluations=sum(calls) + 4)
+    for name in ("evaluations", "calls", "errors", "tracebacks", "retried"):
+        assert getattr(layer.stats, name) == getattr(before, name)
+    assert before.errors == {"RuntimeError": 4}
+    layer(torch.zeros(4, 2))
+    assert [worker.rows for worker in layer.stats.workers] == [4]
+    with pytest.raises(EvaluationLimitError):
+        layer(torch.zeros(1, 2))

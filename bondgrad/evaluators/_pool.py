@@ -239,8 +239,9 @@ class WorkerPool(Evaluator):
 
     def _failed_start(self, error: BaseException) -> BoxError:
         failed = BoxError(f"a worker of {type(self).__name__} could not make its box: {error}{self.start_advice}")
-        known = isinstance(error, WorkerError)
-        failed.__cause__ = error.cause() if known else RemoteError(type(error).__name__, str(error))
+        failed.__cause__ = (
+            error.cause() if isinstance(error, WorkerError) else RemoteError(type(error).__name__, str(error))
+        )
         return failed
 
     start_advice = ". Call the factory yourself to see why."

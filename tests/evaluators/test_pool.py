@@ -133,8 +133,14 @@ def test_when_all_workers_fail_they_are_still_asked():
 
 
 def test_a_worker_that_answers_again_is_set_aside_no_longer():
+    both = threading.Barrier(2)
+
+    def fn(x: torch.Tensor):
+        both.wait(60)
+        return x
+
     with Threads(2, max_rows=1) as evaluator:
-        layer = BlackBox(torch.sin, 2, evaluator=evaluator)
+        layer = BlackBox(fn, 2, evaluator=evaluator)
         layer(torch.zeros(2, 2))  # from now on both threads have the box
         source = evaluator.source(layer.function)
         with evaluator.changed:

@@ -23,11 +23,9 @@ from bondgrad.policies import Fixed
 from bondgrad.structure import Blocks
 from tests.evaluators.boxes import (
     DiesOnce,
-    Leaves,
     WhoAnswers,
     broken_factory,
     hangs_above,
-    leaving_factory,
     one_row,
     process_number,
     torch_threads,
@@ -193,41 +191,6 @@ def test_a_process_that_dies_costs_its_task_which_is_asked_again(tmp_path):
     assert ok is None
     assert torch.equal(y, points.sin())
     assert driver.record.evaluations == 13
-
-
-@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
-def test_a_box_that_ends_its_process_costs_its_row_and_not_the_program(two, error):
-    points = torch.zeros(8, 2)
-    points[3, 0] = 2.0
-    layer = BlackBox(Leaves(error), 2, evaluator=two)
-    ended, lost = f"ended while it evaluated 1 row: {error.__name__}: the box leaves", "1 row got no finite output"
-    with pytest.warns(UserWarning, match=ended), pytest.warns(UserWarning, match=lost):
-        y = layer(points)
-    assert layer.last_ok.tolist() == [True] * 3 + [False] + [True] * 4
-    assert torch.equal(y[layer.last_ok], points.sin()[layer.last_ok])
-    assert layer.stats.errors == {error.__name__: 3}
-    assert "raise self.error" in layer.stats.tracebacks[error.__name__]
-
-
-def test_a_box_that_has_ended_its_process_is_made_anew(tmp_path):
-    made = tmp_path / "made"
-
-    def factory():
-        with made.open("a") as file:
-            file.write("x")
-        return Leaves()
-
-    with Processes(1, factory, max_rows=1, spares=0, retries=0) as evaluator:
-        layer = BlackBox(None, 2, evaluator=evaluator)
-        with pytest.warns(UserWarning, match="1 row got no"):
-            layer(torch.tensor([[0.0, 0.0], [2.0, 0.0], [1.0, 0.0]]))
-    assert made.read_text() == "xx"
-
-
-def test_a_factory_that_ends_its_process_is_an_error():
-    failed = pytest.raises(BoxError, match="could not make its box: SystemExit: the licence server is down")
-    with Processes(1, leaving_factory, spares=0) as evaluator, failed:
-        BlackBox(None, 2, evaluator=evaluator)
 
 
 def test_an_idle_process_that_is_killed_is_replaced(two):

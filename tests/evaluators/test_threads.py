@@ -15,7 +15,7 @@ from bondgrad.calling._function import RowFunction
 from bondgrad.evaluators import Driver, Local, Threads
 from bondgrad.policies import Fixed
 from bondgrad.structure import Sequence
-from tests.evaluators.boxes import Leaves, Seeded, WhoAnswers, broken_factory, hangs_above, one_row, sine, thread_number
+from tests.evaluators.boxes import Seeded, WhoAnswers, broken_factory, hangs_above, one_row, sine, thread_number
 from tests.helpers import gradient
 
 
@@ -247,15 +247,6 @@ def test_closing_ends_all_threads_and_the_next_request_starts_others():
     assert torch.equal(layer(x), sine(x))
     evaluator.close()
     assert threading.active_count() == before
-
-
-@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
-@pytest.mark.parametrize("evaluator", [Local(max_rows=1), Threads(2, max_rows=1)])
-def test_a_box_in_this_process_may_end_the_program(evaluator, error):
-    points = torch.zeros(8, 2)
-    points[3, 0] = 2.0
-    with pytest.raises(error, match="the box leaves"):
-        Driver(evaluator).ask(RowFunction(Leaves(error), None), points)
 
 
 def test_an_interruption_ends_the_workers():
