@@ -86,6 +86,11 @@ class CallRecord:
         with self._lock:
             return tuple(worker.stats(number) for number, worker in sorted(self._workers.items()))
 
+    def forget_workers(self) -> None:
+        """Begin the statistics by worker anew: those of another evaluator have the same numbers."""
+        with self._lock:
+            self._workers.clear()
+
     def tell(self, error: Exception, rows: int, lost: int, alone: bool = False) -> None:
         """Warn of an error, once for each type.
 

@@ -61,6 +61,44 @@ def test_a_direction_that_fails_costs_nothing_but_itself():
     assert layer.stats.failures == 1
 
 
+class SilentNear:
+    """Raises where a row is near one of these values, and not there; keeps the rows of all calls."""
+
+    def __init__(self, *values):
+        self.values, self.calls = values, []
+
+    def __call__(self, x: torch.Tensor):
+        self.calls.append(len(x))
+        for value in self.values:
+            if bool((((x - value).abs().amax(1) < 0.1) & (x != value).any(1)).any()):
+                raise RuntimeError("nothing answers near here")
+        return x.sin().sum(1, keepdim=True)
+
+
+NEAR = {"policy": Fixed(1e-2), "out_features": 1, "evaluator": Local(memory=60, retries=1)}  # of a few moves
+
+
+@pytest.mark.parametrize("estimator", ["central", "forward", Simultaneous(32)])
+def test_a_row_near_which_nothing_answers_costs_its_own_gradient_whatever_the_size_of_requests(estimator):
+    layer = BlackBox(SilentNear(0.5), 4, estimator=estimator, seed=0, **NEAR)
+    x = torch.tensor([0.0, 0.5, 1.0])[:, None].expand(3, 4).clone()
+    told = "got no output, since the box .* nothing answers near here"
+    with pytest.warns(UserWarning, match=told), pytest.warns(UserWarning, match="got no finite output"):
+        g = gradient(layer, x, torch.ones(3, 1))
+    assert g[1].tolist() == [0] * 4
+    assert bool((g[[0, 2]] != 0).all())
+
+
+def test_a_box_that_answers_near_no_row_is_given_up_when_all_rows_of_the_gradient_were_asked_alone():
+    fn = SilentNear(0.0, 0.5, 1.0)
+    layer = BlackBox(fn, 4, **NEAR)
+    x = torch.tensor([0.0, 0.5, 1.0])[:, None].expand(3, 4).clone()
+    with pytest.raises(BoxError, match="nothing answers near here"):
+        gradient(layer, x, torch.ones(3, 1))
+    assert fn.calls[0] == 3
+    assert fn.calls.count(1) >= 3 * 8
+
+
 def test_on_failure_raise():
     layer = BlackBox(root, 1, policy=Fixed(0.01), on_failure="raise", seed=0)
     before = copy.deepcopy(layer.state_dict())
