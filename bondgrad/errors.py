@@ -5,7 +5,7 @@ Every message names the argument, what was expected, and what to do.
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch
@@ -47,7 +47,8 @@ class RequestCancelled(Exception):  # noqa: N818 - it is no error
 
     def __init__(self, rows: int, calls: tuple[Any, ...] = ()) -> None:
         super().__init__(rows)
-        self.rows, self.calls = rows, calls
+        self.rows = rows
+        note_calls(self, calls)
 
 
 class RemoteError(Exception):
@@ -65,6 +66,20 @@ class RemoteError(Exception):
 
     def __reduce__(self) -> Any:  # noqa: ANN401
         return RemoteError, (self.kind, str(self), self.mistake)
+
+
+CALLS = "bondgrad_calls"  # the attribute of an error that ends a request
+
+
+def note_calls(error: BaseException, calls: Iterable[Any]) -> None:
+    """Let an error that ends a request say which calls of the box were made for it: they count."""
+    setattr(error, CALLS, tuple(calls))
+
+
+def noted_calls(error: BaseException) -> tuple[Any, ...] | None:
+    """The calls of the box that an error ended, the one that raised it included; None: it does not say."""
+    calls: tuple[Any, ...] | None = getattr(error, CALLS, None)
+    return calls
 
 
 def is_mistake(error: BaseException) -> bool:

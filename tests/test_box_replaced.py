@@ -1,9 +1,10 @@
-"""Another box in the place of one that a layer was made for, and other limits."""
+"""Another box in the place of one that a layer was made for, other limits, and another evaluator."""
 
 import pytest
 import torch
 
-from bondgrad import BlackBox
+from bondgrad import BlackBox, BoxError, EvaluationLimitError
+from bondgrad.evaluators import Local
 from bondgrad.policies import Fixed
 from bondgrad.structure import Blocks, Dense
 from tests.evaluators.test_own_evaluators import Recording
@@ -178,3 +179,40 @@ def test_resolutions_that_no_layer_can_have():
         BlackBox(torch.sin, 3, resolution=0)
     with pytest.raises(ValueError, match="two values within limits"):
         BlackBox(torch.sin, 3, resolution=5, limits=(-1, 1))
+
+
+@pytest.mark.parametrize("part", ["limits", "resolution"])
+@pytest.mark.parametrize("how", ["backward", "func"])
+def test_a_range_that_is_assigned_after_the_forward_pass_refuses_its_gradient(part, how):
+    layer = BlackBox(lambda x: torch.sin(3 * x), 2, 2, estimator="forward", policy=Fixed(1e-2), limits=(-2, 2))
+    x = torch.tensor([[1.5, 0.3]])
+    vjp = torch.func.vjp(layer, x)[1] if how == "func" else None
+    y = layer(x.requires_grad_())
+    setattr(layer, part, (-1, 1) if part == "limits" else 0.5)
+    with pytest.raises(BoxError, match="limits or resolution were assigned after the forward pass"):
+        y.sum().backward() if vjp is None else vjp(torch.ones(1, 2))
+    setattr(layer, part, (-2, 2) if part == "limits" else None)
+    assert torch.allclose(gradient(layer, x, torch.ones(1, 2)), 3 * (3 * x).cos(), atol=0.1)
+
+
+def test_another_evaluator_goes_on_counting_but_for_its_workers():
+    calls = []
+
+    def fn(x: torch.Tensor):
+        calls.append(len(x))
+        if len(calls) == 1:
+            raise RuntimeError("once")
+        return torch.sin(x)
+
+    layer = BlackBox(fn, 2)
+    with pytest.warns(UserWarning, match="once"):
+        layer(torch.zeros(4, 2))
+    before = layer.stats
+    layer.evaluator = Local(max_evaluations=sum(calls) + 4)
+    for name in ("evaluations", "calls", "errors", "tracebacks", "retried"):
+        assert getattr(layer.stats, name) == getattr(before, name)
+    assert before.errors == {"RuntimeError": 4}
+    layer(torch.zeros(4, 2))
+    assert [worker.rows for worker in layer.stats.workers] == [4]
+    with pytest.raises(EvaluationLimitError):
+        layer(torch.zeros(1, 2))

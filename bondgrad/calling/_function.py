@@ -53,6 +53,7 @@ class RowFunction:
         self.seed_position = seed_position(fn)
         self.rounding = 0.0  # relative rounding of the outputs, in the dtype that fn returns
         self.dtype = torch.float32  # of the outputs after `_checked`: that of fn, or that of x if it is more precise
+        self.answered = False  # whether a call has shown `out_features`, `rounding` and `dtype`
         self.tensors = ModuleTensors(fn)
         self.calls, self.evaluations, self.seconds = 0, 0, 0.0
 
@@ -103,7 +104,22 @@ class RowFunction:
                 f"returned {width} outputs, where {self.out_features} are expected. Its output width must not change, "
                 "and must equal out_features or what follows from structure, if given"
             )
-        self.out_features, self.rounding, self.dtype = width, rounding, y.dtype
+        self.out_features, self.rounding, self.dtype, self.answered = width, rounding, y.dtype, True
+
+    def learnt(self) -> dict[str, Any]:
+        """What calls have shown of the outputs, as it is saved with a layer."""
+        return {"out_features": self.out_features, "rounding": self.rounding, "dtype": self.dtype}
+
+    def expected_width(self, learnt: dict[str, Any] | None) -> int | None:
+        """The number of outputs that is to be expected; None: there is none.
+
+        Before the first call it is that which calls have shown in another run, `learnt` there, with their rounding and
+        dtype: fn may be another function now, and its first answer decides.
+        """
+        if learnt is None or self.answered:
+            return self.out_features
+        self.rounding, self.dtype = learnt["rounding"], learnt["dtype"]
+        return self.out_features or learnt["out_features"]
 
     def replaced(self, fn: Callable[..., Any], time_features: int | None) -> "RowFunction":
         """A `RowFunction` of another fn with the same outputs and state, which continues the counters of this one."""
@@ -241,7 +257,8 @@ class RowFunction:
         """The outputs [N, d_out] or [N, T, d_out] as a detached tensor, at least as precise as the points."""
         *lead, _ = self._as_given(points).shape
         if (
-            type(answer) is Tensor
+            self.answered
+            and type(answer) is Tensor
             and answer.shape == (*lead, self.out_features)
             and answer.dtype == points.dtype == self.dtype
             and answer.device == points.device
@@ -274,7 +291,7 @@ class RowFunction:
             )
         self.out_features = shape[-1]
         self.rounding = torch.finfo(answer.dtype).eps if answer.dtype.is_floating_point else 0.0
-        self.dtype = torch.promote_types(answer.dtype, points.dtype)
+        self.dtype, self.answered = torch.promote_types(answer.dtype, points.dtype), True
         return answer.detach().to(points.device, self.dtype)
 
     def _checked_state(self, state: object, points: Tensor) -> tuple[Tensor, ...]:

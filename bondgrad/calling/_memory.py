@@ -6,7 +6,9 @@ forward pass.
 """
 
 import contextlib
+import math
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from bondgrad.calling._function import RowFunction, snapshot_owner, state_tensor
 from bondgrad.calling._per_row import PerRow
-from bondgrad.errors import BoxError
+from bondgrad.errors import BoxError, RowsFailed, is_mistake
 
 Leaves = tuple[Tensor, ...]  # the tensors of a state, [N, ...] each
 
@@ -191,8 +193,15 @@ def find_memory(fn: Callable[..., Any], state: object, training: bool) -> Memory
     return memory
 
 
+DIVISION = 8  # a call that raised is divided into so many
+TRIED_ROWS = 8  # that are called alone in vain before a call is given up that brought no output at all
+
+
 class StateRecorder:
     """Calls a function with a state and returns its outputs only; the states after the calls are recorded.
+
+    Rows have states of their own: a call that raises an error is divided until the rows at fault are found. These keep
+    the state before the call, and `RowsFailed` names them.
 
     Args:
         function: The box.
@@ -207,17 +216,52 @@ class StateRecorder:
 
     def __call__(self, points: Tensor, *rows: Tensor, seed: int | None = None) -> Tensor:
         """See `RowFunction.__call__`."""
-        size = self.most() or len(points)
-        answers = []
-        for arrays in zip(*(torch.split(t, size) for t in (points, *rows)), strict=True):
-            y, after = self.function.advance(*arrays, seed=seed)
-            # Copies, since a box may return the same tensors each time.
-            answers.append((y if size >= len(points) else y.clone(), tuple(leaf.clone() for leaf in after)))
-        ys, states = zip(*answers, strict=True)
-        self._after.append(tuple(torch.cat(leaves) for leaves in zip(*states, strict=True)))
-        y = torch.cat(ys) if len(ys) > 1 else ys[0]
+        everything, n = (points, *rows), len(points)
+        size = self.most() or n
+        answers: list[tuple[slice, Tensor, Leaves]] = []  # with their rows
+        errors: dict[int, BoxError] = {}
+        waiting = deque(range(first, min(first + size, n)) for first in range(0, n, size))
+        while waiting:
+            rows_now = waiting.popleft()
+            some = slice(rows_now.start, rows_now.stop, rows_now.step)
+            # Copies, since a box may write into its arguments, and return the same tensors each time.
+            try:
+                y, after = self.function.advance(*(t[some].clone() for t in everything), seed=seed)
+            except BoxError as error:
+                if len(rows_now) == 1:
+                    errors[rows_now.start] = error
+                else:  # each part has rows from everywhere, so that the first few rows alone are, too
+                    waiting += [rows_now[first::DIVISION] for first in range(min(DIVISION, len(rows_now)))]
+                if is_mistake(error) or (size > 1 and not answers and len(errors) == TRIED_ROWS):
+                    raise
+            else:
+                answers.append((some, y if len(y) == n else y.clone(), tuple(leaf.clone() for leaf in after)))
+        return self._joined(everything, answers, errors)
+
+    def _joined(
+        self, given: Leaves, answers: list[tuple[slice, Tensor, Leaves]], errors: dict[int, BoxError]
+    ) -> Tensor:
+        """The outputs [N, d_out] of all calls. Raises `RowsFailed` if there are errors."""
+        if not answers:
+            raise RowsFailed(None, errors)
+        _, y, after = answers[0]
+        n = len(given[0])
+        if len(y) < n:
+            before = given[len(given) - len(after) :]
+            y = y.new_full((n, y.shape[1]), math.nan)
+            after = tuple(leaf.new_empty((n, *leaf.shape[1:])) for leaf in after)
+            for some, outputs, states in answers:
+                y[some] = outputs
+                for leaf, state in zip(after, states, strict=True):
+                    leaf[some] = state
+            for row in errors:
+                for leaf, old in zip(after, before, strict=True):
+                    leaf[row] = old[row]
+        self._after.append(after)
         if self.readings > 1:
             self._finite.append(torch.isfinite(y).all(1))
+        if errors:
+            raise RowsFailed(y, errors)
         return y
 
     def take(self, rows: int) -> Leaves:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bondgrad.calling._inputs import Limits, check_rows, context_rows
 from bondgrad.checking._evidence import Evidence, compare
-from bondgrad.checking._jumps import Ladder, explained_by_jumps, find_staircase, jumping_inputs, like_long_steps
+from bondgrad.checking._jumps import Ladder, explained_by_jumps, find_staircase, inputs_moved_far
 from bondgrad.checking._progress import CheckProgress, RequestPace
 from bondgrad.checking._report import Check, Obstacle, Verdict, notes, problems
 from bondgrad.checking._sampler import GradientSampler
@@ -46,8 +46,9 @@ def check(
             an autograd.Function.
         x: [N, d] typical rows, in float32 or float64. Their spread is the scale on which inputs are moved.
         context: Further inputs of the box, one entry per row.
-        limits: (low, high): no point outside is evaluated. None: those of the BlackBox, or module, if it has any. What
-            it says of its `resolution` holds in both cases.
+        limits: (low, high): no point outside is evaluated. A BlackBox, or a module with one inside, is refused with
+            limits, since a BlackBox keeps to its own `limits` and `resolution`: set them there. The check keeps to
+            those, too, also for a module around the BlackBox that has attributes of these names with the same values.
         tolerance: Relative error of an input's gradient that still counts as right.
         budget: The most evaluations to spend: rows evaluated by the box, or by the function inside a BlackBox. Those of
             rows that are asked again, since they failed, may exceed it in the last request.
@@ -62,17 +63,12 @@ def check(
     """
     if not callable(box):
         raise TypeError(f"box must be callable, got {type(box).__name__}: give a BlackBox, a module or a function")
-    check_rows(x)
-    if x.dtype.itemsize < 4:
-        raise ValueError(f"x must be in float32 or float64, got {x.dtype}: call x.float()")
-    if not bool(torch.isfinite(x).all()):
-        raise ValueError("x must be finite: leave out rows with NaN or infinite values")
+    _check_typical_rows(x)
     tolerance = positive_float("tolerance", tolerance)
     generator = torch.Generator("cpu").manual_seed(checked_seed(seed))
-    limits = getattr(box, "limits", None) if limits is None else limits
-    bounds = Limits(limits, x.shape[1], getattr(box, "resolution", None))
     pace = RequestPace(None if seconds is None else positive_float("seconds", seconds), progress)
     sampler = GradientSampler(box, positive_int("budget", budget), evaluator, pace)
+    bounds = sampler.limits(limits, x.shape[1])
     with sampler.without_trace():
         try:
             slopes = _typical_rows(sampler, x.detach(), context_rows(context, x.shape[:1]), bounds, generator)
@@ -86,6 +82,15 @@ def check(
         rest = gradient_check.rate(), tolerance, sampler.evaluations, problems(evidence, tolerance, slopes.scale)
         obstacle = gradient_check.obstacle(evidence)
         return Check(verdict, *found, *rest, notes(verdict, evidence, obstacle, slopes.scale), obstacle)
+
+
+def _check_typical_rows(x: Tensor) -> None:
+    """Raise an error unless x [N, d] can be the rows of a check."""
+    check_rows(x)
+    if x.dtype.itemsize < 4:
+        raise ValueError(f"x must be in float32 or float64, got {x.dtype}: call x.float()")
+    if not bool(torch.isfinite(x).all()):
+        raise ValueError("x must be finite: leave out rows with NaN or infinite values")
 
 
 def _typical_rows(
@@ -147,10 +152,9 @@ class GradientCheck:
         slopes.sampler.pace.stage = "slopes"
         self.samples = slopes.measure(slopes.best_steps(ladder, quotients), SETTINGS.copies, generator)
         self.staircase = find_staircase(self.ladder, self.samples.rounding, slopes.levels)
-        noise = self.samples.loss.var(0).mean() / 2
-        # A layer may move inputs far on purpose; a gradient that was written by hand has no such excuse.
-        self.may_jump = jumping_inputs(quotients, noise) & like_long_steps(mean(self.gradients)[0], quotients)  # [d]
-        self.may_jump &= slopes.sampler.has_layers
+        # Only a layer chooses its steps: a gradient that was written by hand has to be the slope at a point anyway.
+        noise = self.samples.loss.var(0).mean() / 2  # two ends, each with its noise, over twice the step
+        self.moved_far = inputs_moved_far(mean(self.gradients)[0], quotients, noise) & slopes.sampler.has_layers  # [d]
         self.at_jump = torch.zeros_like(self.samples.step, dtype=torch.bool)  # [r, d] entries left out for jumps
         self.jump_error = 0.0  # largest relative error of an input before they were
         self.unconfirmed = False  # whether an error was not seen again for want of evaluations or of time
@@ -161,7 +165,8 @@ class GradientCheck:
 
         Steps may have crossed kinks. So an input that seems wrong must seem wrong again with shorter steps, unless the
         function shows no kinks and one factor explains the error: the effect of kinks differs from row to row. Rows
-        at which jumps of the box explain the error are left out.
+        at which jumps of the box explain the error are left out. So are in the end all rows of an input that a layer
+        moves far and that is not decided: its gradient is not judged.
         """
         at_kink = torch.zeros_like(self.samples.step, dtype=torch.bool)
         to_confirm = torch.zeros_like(self.samples.step[0])  # [d] errors to be confirmed with shorter steps
@@ -173,9 +178,7 @@ class GradientCheck:
                 jumps = self._jumps(evidence)
                 if not bool(jumps.any()):
                     return evidence
-                self.at_jump |= jumps
-                self.jump_error = max(self.jump_error, float(evidence.error[jumps.any(0)].max()))
-                evidence = compare(self.gradients, self.samples, evidence.entries.at_kink | jumps, self.tolerance)
+                evidence = self._without(jumps, evidence)
                 if self._is_certain(evidence, to_confirm):
                     return evidence
             wrong, at_kink, shortened = evidence.wrong, evidence.entries.at_kink, to_confirm > 0
@@ -189,12 +192,17 @@ class GradientCheck:
             to_confirm = torch.where(evidence.visible < to_confirm, 0, to_confirm)
             together = (evidence.factor[-1] - 1).abs().nan_to_num(0)  # relative error of all inputs together
             to_confirm = torch.where(suspect, torch.maximum(evidence.error, together), to_confirm)
-        undecided = self.may_jump & ~evidence.enough  # [d]
-        if bool(undecided.any()):
-            self.at_jump |= evidence.entries.known & undecided
-            evidence = compare(self.gradients, self.samples, evidence.entries.at_kink | self.at_jump, self.tolerance)
-            evidence = evidence._replace(wrong=torch.zeros_like(evidence.wrong))
+        not_judged = evidence.entries.known & self.moved_far & ~evidence.enough  # [r, d]
+        if bool(not_judged.any()):
+            evidence = self._without(not_judged, evidence)
+            evidence = evidence._replace(wrong=torch.zeros_like(evidence.wrong))  # no error was confirmed
         return evidence
+
+    def _without(self, jumps: Tensor, evidence: Evidence) -> Evidence:
+        """The evidence without more entries, bool [r, d], at which the box jumps."""
+        self.at_jump |= jumps
+        self.jump_error = max(self.jump_error, float(evidence.error[jumps.any(0)].max()))
+        return compare(self.gradients, self.samples, evidence.entries.at_kink | jumps, self.tolerance)
 
     def _is_certain(self, evidence: Evidence, to_confirm: Tensor) -> bool:
         """Whether an input is wrong beyond doubt; to_confirm [d] is above zero where steps have been shortened."""
@@ -204,28 +212,28 @@ class GradientCheck:
         return bool((evidence.wrong & (confirmed | (evidence.uniform & (not has_kinks)))).any())
 
     def _jumps(self, evidence: Evidence) -> Tensor:
-        """Entries [r, d] of inputs that are wrong at which jumps of the box explain the error.
+        """Entries [r, d] of inputs that seem wrong at which the reason is that the box jumps.
 
-        Jumps are near some rows. An input whose gradient is wrong at most rows is wrong for another reason, but for
-        that of a layer along whose inputs the box jumps as they vary: its gradient is a slope over long steps.
+        A jump is near some rows only: it explains the error there if the input is right at other rows. An input that is
+        right at too few rows is wrong for another reason, unless a layer moves it far; then none of its rows is judged.
         """
         s, g, var_s, var_g, known, _, _ = evidence.entries
-        error = g - s
+        if self.staircase is not None:  # rounding of outputs is known, and part of the standard errors
+            return torch.zeros_like(known)
+        error, wrong = g - s, evidence.wrong[:-1]
         usual = (s.square().sum(0) / known.sum(0).clamp(min=1)).sqrt()  # [d]
         deviation = SETTINGS.kink_z * (var_s + var_g).sqrt()
         clear = known & (s.abs() > deviation)
         right = clear & (error.abs() <= 2 * self.tolerance * s.abs() + deviation)
         some_right = right.sum(0) >= SETTINGS.right_part * clear.sum(0).clamp(min=1)  # [d]
         self.slopes.sampler.pace.stage = "jumps of the box"
-        if self.staircase is not None:  # rounding of outputs is known, and part of the standard errors
-            return torch.zeros_like(known)
-        suspect = known & (error.abs() > torch.maximum(self.tolerance * usual, deviation))
-        suspect &= (evidence.wrong[:-1] | evidence.wrong[-1]) & some_right
-        everywhere = known & self.may_jump & evidence.wrong[:-1] & ~some_right
+        all_rows = known & self.moved_far & wrong & ~some_right
+        some_rows = known & (error.abs() > torch.maximum(self.tolerance * usual, deviation))
+        some_rows &= (wrong | evidence.wrong[-1]) & some_right
         with contextlib.suppress(BudgetExceeded):
             noise = self.samples.loss.std(0)
-            return everywhere | explained_by_jumps(self.slopes, self.ladder, s, error, suspect, noise)
-        return everywhere
+            return all_rows | explained_by_jumps(self.slopes, self.ladder, s, error, some_rows, noise)
+        return all_rows
 
     def obstacle(self, evidence: Evidence) -> Obstacle:
         """What there is to say of the box, and of what makes the check difficult."""

@@ -30,8 +30,8 @@ class JumpSettings:
     halvings: int = 12  # of an interval
     noise: float = 8.0  # a jump is larger than so many standard deviations of the loss
     explained: float = 0.8  # part of an error that jumps must explain
-    long_steps: int = 3  # rungs of the ladder, from the longest on, that are long
-    alike: float = 0.5  # cosine, over rows, of gradients that are slopes over steps about as long
+    long_steps: int = 3  # rungs of the ladder, from the longest on, with which the gradient of a layer is compared
+    alike: float = 0.5  # cosine of the angle, over rows, from which on it is like the slopes over one of them
 
 
 SETTINGS = JumpSettings()
@@ -86,25 +86,25 @@ def find_staircase(ladder: Ladder, deviation: Tensor, outputs: Levels) -> Stairc
     return Staircase(flat, bool(levels < SETTINGS.levels) and outputs.even())
 
 
-def jumping_inputs(quotients: Tensor, noise: Tensor) -> Tensor:
-    """The inputs [d] along which the box jumps, or is piecewise constant, on the scale on which they vary.
+def inputs_moved_far(gradient: Tensor, quotients: Tensor, noise: Tensor) -> Tensor:
+    """The inputs [d] that a layer seems to move as far as they vary, since the box jumps along them.
+
+    The box jumps, or is piecewise constant, on that scale, and the gradient varies from row to row as slopes over the
+    longest steps do. Such a gradient is of use in training, but it is not the slope at a point.
 
     Args:
-        quotients: [r, d, rungs] slopes over the steps of the ladder, from the longest to the shortest.
+        gradient: [r, d] the gradient of the layer.
+        quotients: [r, d, rungs] slopes over steps from the spread of the inputs on, each a quarter of the one before.
         noise: h² times the variance that noise brings to slopes over steps h.
     """
-    rungs = quotients.shape[2]
-    steps = 4.0 ** -torch.arange(rungs - 1, -1, -1, dtype=torch.float64, device=quotients.device)
-    slopes = quotients.permute(2, 0, 1).flip(0)  # [rungs, r, d]
-    steps = steps[:, None].expand(-1, slopes.shape[2])
-    return JumpEvidence.on_ladder(torch.ones_like(slopes[0, 0]), noise, steps, slopes).jumps()
-
-
-def like_long_steps(gradient: Tensor, quotients: Tensor) -> Tensor:
-    """The inputs [d] whose gradient [r, d] varies from row to row as slopes [r, d, rungs] over long steps do."""
-    g, q = gradient.nan_to_num(0)[..., None], quotients[..., : SETTINGS.long_steps].nan_to_num(0)
-    size = g.square().sum(0) * q.square().sum(0)  # [d, long_steps]
-    return ((g * q).sum(0) > SETTINGS.alike * size.sqrt()).any(1)
+    slopes = quotients.permute(2, 0, 1).flip(0)  # [rungs, r, d] from the shortest steps on
+    rungs, _, d = slopes.shape
+    steps = 4.0 ** torch.arange(1 - rungs, 1, dtype=torch.float64, device=slopes.device)  # in units of the spread
+    evidence = JumpEvidence.on_ladder(steps.new_ones(d), noise, steps[:, None].expand(-1, d), slopes)
+    g, q = gradient.nan_to_num(0), slopes[-SETTINGS.long_steps :].nan_to_num(0)
+    cosine_times_size = (g * q).sum(1)  # [long_steps, d]
+    size = (g.square().sum(0) * q.square().sum(1)).sqrt()
+    return evidence.jumps() & (cosine_times_size > SETTINGS.alike * size).any(0)
 
 
 def explained_by_jumps(

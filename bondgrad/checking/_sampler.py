@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bondgrad.box import BlackBox
+from bondgrad.calling._inputs import Limits
 from bondgrad.calling._modules import in_eval_mode
 from bondgrad.checking._progress import RequestPace
 from bondgrad.evaluators import Driver, Evaluator, Local
@@ -62,6 +63,26 @@ class GradientSampler:
     def has_layers(self) -> bool:
         """Whether the box is or contains a BlackBox."""
         return bool(self._layers)
+
+    def limits(self, given: tuple[Any, Any] | None, in_features: int) -> Limits:
+        """The limits of the inputs: those given, if there is no BlackBox; otherwise its own, with its resolution.
+
+        The inputs of a BlackBox inside a module need not be those of the module. They count as the same if `limits` and
+        `resolution` of the module are those of the BlackBox. Otherwise attributes of these names may mean anything, and
+        are left aside.
+        """
+        if given is not None and self._layers:
+            # For its gradient the layer would evaluate points outside, and the values it can set begin at its own.
+            raise ValueError(
+                "limits must be None for a box that is or contains a BlackBox, which moves inputs within its own "
+                "limits: give them there, BlackBox(limits=...), or assign box.limits"
+            )
+        for layer in self._layers:
+            own = layer.limits, layer.resolution
+            said = getattr(self._box, "limits", None), getattr(self._box, "resolution", None)
+            if repr(said) == repr(own):  # numbers, arrays or tensors, which have no comparison in common
+                return Limits(layer.limits, in_features, layer.resolution)
+        return Limits(given, in_features)
 
     @property
     def output_cost(self) -> int:

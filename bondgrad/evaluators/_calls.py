@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from bondgrad.errors import BoxError, RowsFailed, is_mistake
+from bondgrad.errors import BoxError, RowsFailed, is_mistake, note_calls, noted_calls
 from bondgrad.evaluators._evaluator import Answer, Call, Request
 from bondgrad.evaluators._pace import Pace
 
@@ -37,7 +37,11 @@ def evaluate_rows(request: Request, worker: int = 0, pace: Pace | None = None) -
     calls: list[Call] = []
     for rows in pieces(n, size, request.pairs):
         context = tuple(c[rows] for c in request.context)
-        y, made = _call(request, request.points[rows], context, rows.start, worker, pace)
+        try:
+            y, made = _call(request, request.points[rows], context, rows.start, worker, pace)
+        except BaseException as error:
+            note_calls(error, (*calls, *(noted_calls(error) or ())))
+            raise
         calls += made
         if y is not None:  # copied at once: a box may answer every call in the same memory
             joined = y.new_full((n, y.shape[1]), math.nan) if joined is None else joined
@@ -90,10 +94,13 @@ def _call(
             y, errors = _both_ends(request, points, context)
         else:
             y, errors = _outputs(request, points, context)
-    except BoxError as raised:
-        if is_mistake(raised):
+    except BaseException as raised:
+        error = raised if isinstance(raised, Exception) else None
+        call = Call(first, n, worker, start, time.perf_counter() - clock, error)
+        if not isinstance(raised, BoxError) or is_mistake(raised):
+            note_calls(raised, (call,))
             raise
-        return None, [Call(first, n, worker, start, time.perf_counter() - clock, raised)]
+        return None, [call]
     seconds = time.perf_counter() - clock
     if not errors:
         return y, [Call(first, n, worker, start, seconds)]

@@ -2,20 +2,19 @@
 
 import math
 import random
-import threading
 import time
 import warnings
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from bondgrad.calling._inputs import NOT_FINITE_REMEDY, Limits, seen_to_be_finite
-from bondgrad.errors import BoxError, EvaluationLimitError, RequestCancelled, is_mistake, is_out_of_memory
+from bondgrad.errors import BoxError, EvaluationLimitError, is_mistake, is_out_of_memory, noted_calls
 from bondgrad.evaluators._calls import nothing
-from bondgrad.evaluators._evaluator import Answer, Call, Evaluator, Purpose, Request
+from bondgrad.evaluators._evaluator import Answer, Call, Cancellation, Evaluator, Purpose, Request
 from bondgrad.evaluators._readings import in_turns, mean_in_turns, mean_of_readings, reading_seed
 from bondgrad.evaluators._record import CallRecord
 from bondgrad.evaluators._retries import RetrySearch
@@ -46,6 +45,7 @@ class Progress:
     steps: int = 0  # backward passes in training
     batches: int = 0  # over which `output_mean` goes
     output_mean: Tensor | None = None  # [d_out] the mean of the box's outputs in training of late
+    learnt: dict[str, Any] | None = None  # what calls in training have shown of the outputs: `RowFunction.learnt`
 
 
 class Driver:
@@ -57,6 +57,7 @@ class Driver:
         once: Whether no row is asked again: the first error of a request is raised.
         limits: Within which points are admissible; rows that are not finite are not sent then. None: all are sent.
         repeats: How many readings are taken at every point. Answers are their means.
+        record: Counts calls and errors; None: a new one.
     """
 
     cpu_memory = 2 * 2**20  # bytes of one request on a CPU: what caches hold, with room for what the box itself needs
@@ -69,13 +70,14 @@ class Driver:
         once: bool = False,
         limits: Limits | None = None,
         repeats: int = 1,
+        record: CallRecord | None = None,
     ) -> None:
         if not isinstance(evaluator, Evaluator):
             raise ValueError(f"evaluator must be an instance from bondgrad.evaluators, or None, got {evaluator!r}")
         self.evaluator = evaluator
         self.once, self.limits, self.repeats = once, limits, repeats
         self.progress = progress or Progress()
-        self.record = CallRecord()
+        self.record = record or CallRecord()
         self.most: int | None = None  # rows at a time, once memory has run out
         self._rows: int  # of the last portion, which is to be halved if memory runs out
         self._warned = False
@@ -108,7 +110,7 @@ class Driver:
         purpose: Purpose = "base",
         whole: bool = False,
         number: int | None = None,
-        cancelled: threading.Event | None = None,
+        cancelled: Cancellation | None = None,
         begun: Callable[[], None] | None = None,
         repeats: int | None = None,
     ) -> Outcome:
@@ -235,20 +237,27 @@ class Driver:
             )
         start, clock = time.time(), time.perf_counter()
         calls: tuple[Call, ...] = ()
+
+        def one_call(error: BaseException | None = None) -> tuple[Call, ...]:
+            told = error if isinstance(error, Exception) else None
+            return (Call(0, rows, 0, start, time.perf_counter() - clock, told),)
+
         try:
             answer = self.evaluator.evaluate(request)
+            calls = answer.calls or one_call()
             self._check(answer, rows)
-            calls = answer.calls or (Call(0, rows, 0, start, time.perf_counter() - clock),)
-        except BoxError as error:
-            if is_mistake(error):
+        except BaseException as error:
+            failed, known = isinstance(error, BoxError), noted_calls(error)
+            if failed and not is_mistake(error):
+                calls = one_call(error)
+                answer = Answer(nothing(request), torch.zeros(rows, dtype=torch.bool), calls)
+            else:  # an evaluator that refuses a request raises a BoxError, too
+                calls = calls or (known if known is not None else () if failed else one_call(error))
                 raise
-            calls = (Call(0, rows, 0, start, time.perf_counter() - clock, error),)
-            answer = Answer(nothing(request), torch.zeros(rows, dtype=torch.bool), calls)
-        except RequestCancelled as error:
-            calls = error.calls
-            raise
         finally:
-            record.add(calls, again=request.attempt > 0, reserved=rows)
+            made = record.add(calls, again=request.attempt > 0, reserved=rows)
+            if request.cancelled is not None:
+                request.cancelled.evaluations += made
         for call in calls if answer.ok is not None else ():
             if call.error is not None and is_mistake(call.error):
                 raise call.error

@@ -15,6 +15,14 @@ RECORDED = -1  # in place of the number of a worker: the outputs were read from 
 NOT_MADE = -2  # likewise: the call was not made, for the reason that its error gives
 
 
+class Cancellation(threading.Event):
+    """Is set when the answer to a request is not needed any more, and counts the evaluations that were made for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.evaluations = 0  # in all attempts
+
+
 class Request(NamedTuple):
     """Rows to be evaluated."""
 
@@ -29,7 +37,7 @@ class Request(NamedTuple):
     max_rows: int | None = None  # the most rows in one call of the function; None: any number
     attempt: int = 0  # of this request: later attempts have those rows for which the earlier ones brought no output
     step: int = 0  # training steps of the layer before this request
-    cancelled: threading.Event | None = None  # set when the answer is not needed any more
+    cancelled: Cancellation | None = None  # set when the answer is not needed any more
     begun: Callable[[], None] | None = None  # called when all rows are with workers; only if the evaluator `overlaps`
 
 

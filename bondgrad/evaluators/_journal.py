@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from bondgrad._version import __version__
-from bondgrad.errors import BoxError, RequestCancelled, is_mistake, is_out_of_memory, kind_of
+from bondgrad.errors import BoxError, RequestCancelled, is_mistake, is_out_of_memory, kind_of, noted_calls
 from bondgrad.evaluators._calls import nothing
 from bondgrad.evaluators._evaluator import Answer, Call, Description, Evaluator, Purpose, Request
 from bondgrad.evaluators._journal_file import (
@@ -100,7 +100,7 @@ class Journal(Evaluator):
         try:
             answer = self.evaluator.evaluate(request)
         except RequestCancelled as error:
-            self._record(request, asked, Answer(nothing(request), calls=error.calls), "cancelled")
+            self._record(request, asked, Answer(nothing(request), calls=noted_calls(error) or ()), "cancelled")
             raise
         except Exception as error:
             memory = is_out_of_memory(error)

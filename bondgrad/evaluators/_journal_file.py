@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bondgrad.errors import BoxError, RemoteError, RequestCancelled
+from bondgrad.errors import BoxError, RemoteError, RequestCancelled, note_calls
 from bondgrad.evaluators._calls import nothing
 from bondgrad.evaluators._evaluator import RECORDED, Answer, Call, Purpose, Request
 
@@ -201,12 +201,12 @@ class RecordedRequest:
     def answer(self, request: Request) -> Answer:
         """The recorded answer, for a request that does not differ. What was raised then is raised again."""
         first = self._rows[0]
-        if self.status == "memory":
-            raise MemoryError(first.error)
         if self.status == "cancelled":
             raise RequestCancelled(0)
-        if self.status == "mistake":
-            raise recorded_error(first, mistake=True)
+        if self.status in ("memory", "mistake"):
+            error = MemoryError(first.error) if self.status == "memory" else recorded_error(first, mistake=True)
+            note_calls(error, self._calls())
+            raise error
         calls = tuple(self._calls())
         came = torch.tensor([row.outputs is not None for row in self._rows])  # [N]
         if not bool(came.any()):

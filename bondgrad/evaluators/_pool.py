@@ -16,7 +16,7 @@ from bondgrad.evaluators._calls import evaluate_rows
 from bondgrad.evaluators._evaluator import Answer, Description, Evaluator, Request
 from bondgrad.evaluators._pace import Pace
 from bondgrad.evaluators._run import Run
-from bondgrad.evaluators._worker import Source, StartError, Worker, takes_number
+from bondgrad.evaluators._worker import Source, Worker, WorkerError, takes_number
 
 
 @dataclass(frozen=True)
@@ -190,9 +190,12 @@ class WorkerPool(Evaluator):
         return None if hope else self._start_error
 
     def judge(self, worker: Worker, failed: bool) -> None:
-        """Note how a task ended. A worker that keeps failing is set aside for a while."""
-        worker.strikes = worker.strikes + 1 if failed else 0
-        over = worker.strikes - SETTINGS.strikes
+        """Note how a task ended. A worker that keeps failing is set aside for a while, or until it answers again."""
+        if not failed:
+            worker.strikes, worker.rest_until = 0, 0.0
+            return
+        worker.strikes += 1
+        over = min(worker.strikes - SETTINGS.strikes, 20)  # powers of two beyond the longest rest may overflow
         if over >= 0:
             worker.rest_until = time.monotonic() + min(SETTINGS.first_rest * 2.0**over, SETTINGS.longest_rest)
 
@@ -236,8 +239,9 @@ class WorkerPool(Evaluator):
 
     def _failed_start(self, error: BaseException) -> BoxError:
         failed = BoxError(f"a worker of {type(self).__name__} could not make its box: {error}{self.start_advice}")
-        kind, text = (error.kind, error.text) if isinstance(error, StartError) else (type(error).__name__, str(error))
-        failed.__cause__ = RemoteError(kind, text)
+        failed.__cause__ = (
+            error.cause() if isinstance(error, WorkerError) else RemoteError(type(error).__name__, str(error))
+        )
         return failed
 
     start_advice = ". Call the factory yourself to see why."

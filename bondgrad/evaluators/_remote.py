@@ -13,7 +13,7 @@ from bondgrad.errors import positive_int
 from bondgrad.evaluators._evaluator import Answer, Request
 from bondgrad.evaluators._pool import WorkerPool
 from bondgrad.evaluators._tasks import FatalError, unpack_answer
-from bondgrad.evaluators._worker import MissingBoxError, Source, StartError, Worker, WorkerSettings, fulfil
+from bondgrad.evaluators._worker import MissingBoxError, Source, Worker, WorkerError, WorkerSettings, fulfil
 
 T = TypeVar("T")
 
@@ -100,7 +100,7 @@ def reported(work: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401
     """
     try:
         return work(*arguments)
-    except (FatalError, MissingBoxError, StartError) as error:
+    except (FatalError, MissingBoxError, WorkerError) as error:
         return error
 
 

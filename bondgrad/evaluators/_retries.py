@@ -27,8 +27,8 @@ class RetrySearch:
     """The search for the outputs of rows for which none came, or none that are finite.
 
     A call that raised an error is divided first, since single rows may be at fault. What fails alone is asked again
-    `retries` times, both ends of a pair together. While nothing was answered at all, only a few rows are asked: a box
-    that is broken is found out soon.
+    `retries` times, both ends of a pair together. While nothing was answered at all, only a few rows are asked, since a
+    box that is away answers none. When that has come to nothing, every row is asked alone once before it is given up.
 
     Args:
         request: The rows, as they were sent first.
@@ -47,9 +47,11 @@ class RetrySearch:
         self.ok = torch.zeros(n, dtype=torch.bool)  # [N]
         self._unit = 2 if request.pairs else 1  # rows that are asked together
         self._size = n if request.max_rows is None else min(n, request.max_rows)  # rows in a call
+        self._alone = torch.full((n,), self._size == 1)  # [N] which rows were asked in calls of their own
         self._retry = 0
         self._first_failure = 0  # rows of the call that raised the first error
         self._partial = False  # whether the last attempt had only a few of the rows without an output
+        self._last_chance = False  # whether it has all rows that were not asked alone, since nothing was answered
         self._rows = torch.arange(n)  # of the last attempt
         self.add(answer)
 
@@ -58,6 +60,8 @@ class RetrySearch:
         errors = [call for call in answer.calls if call.error is not None]
         self._largest_failure = max((call.rows for call in errors), default=1)
         self._raised = bool(errors)
+        if self._largest_failure == 1:
+            self._alone[self._rows] = True
         self._recorded = any(call.worker == RECORDED for call in answer.calls)
         if errors and self.first_error is None:
             self.first_error, self._first_failure = errors[0].error, errors[0].rows
@@ -94,14 +98,21 @@ class RetrySearch:
         if request.whole:
             return request._replace(attempt=self.attempts - 1)
         if not self.answered:
-            few = min(len(failed), SETTINGS.tried_rows // self._unit)
-            self._partial = few < len(failed)
-            failed = failed[(torch.arange(few) * len(failed) // few + self._retry) % len(failed)].sort().values
-            size = 1
+            failed, size = self._sample(failed), 1
         rows = (failed[:, None] * self._unit + torch.arange(self._unit)).flatten()
         self._rows = rows[rows < len(self.ok)]
+        if size == 1:
+            self._alone[self._rows] = True
         points, *context = (t[self._rows.to(t.device)] for t in (request.points, *request.context))
         return request._replace(points=points, context=tuple(context), max_rows=size, attempt=self.attempts - 1)
+
+    def _sample(self, failed: Tensor) -> Tensor:
+        """The units that are asked while nothing was answered: others each time, at last all that are left."""
+        if self._last_chance:
+            return failed[~self._by_unit(self._alone, alone=True).all(1)]
+        few = min(len(failed), SETTINGS.tried_rows // self._unit)
+        self._partial = few < len(failed)
+        return failed[(torch.arange(few) * len(failed) // few + self._retry) % len(failed)].sort().values
 
     def _by_unit(self, rows: Tensor, alone: bool = False) -> Tensor:
         """Booleans of rows [n] as [units, rows in a unit]; `alone` is put beside a last row that has no other."""
@@ -113,12 +124,15 @@ class RetrySearch:
         partial, self._partial = self._partial, False
         if partial and self.answered:  # the others were not asked since
             return True
+        if self._last_chance and self.answered:  # so that the rows are at fault, and not the box
+            self._last_chance, self._size, self._retry = False, 1, 0
         if self._largest_failure > 1 and self._size > 1 and not self.request.whole:
             self._size = max(1, min(self._size, self._largest_failure) // SETTINGS.division)
             return True
         limit = SETTINGS.nonfinite if self.retries is None and not self._raised else self.retries
         if limit is not None and self._retry >= limit:
-            return False
+            self._last_chance = not (self.answered or self.request.whole or bool(self._alone.all()))
+            return self._last_chance
         self._retry += 1
         if self._retry > 1 and self._raised and not self._recorded:  # what a journal tells need not be waited for
             self.pause = min(SETTINGS.first_pause * 2.0 ** min(self._retry - 2, 20), SETTINGS.longest_pause)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
-from bondgrad.errors import BoxError, RequestCancelled, counted, is_mistake, is_out_of_memory
+from bondgrad.errors import BoxError, RequestCancelled, counted, is_mistake, is_out_of_memory, note_calls
 from bondgrad.evaluators._calls import answered, nothing
 from bondgrad.evaluators._evaluator import NOT_MADE, Answer, Call, Request
 from bondgrad.evaluators._tasks import FatalError, divide, part_of
-from bondgrad.evaluators._worker import MissingBoxError, Worker
+from bondgrad.evaluators._worker import MissingBoxError, Worker, WorkerError
 
 if TYPE_CHECKING:
     from bondgrad.evaluators._pool import WorkerPool
@@ -41,9 +41,17 @@ class Run:
         self.done: deque[Future[Any]] = deque()
         self.calls: list[Call] = []
         self.y: Tensor | None = None  # [N, d_out]
+        self.fatal: BaseException | None = None  # an error that ends the request
 
     def answer(self) -> Answer:
         """The answer to the request, when all tasks have ended."""
+        try:
+            return self._answer()
+        except BaseException as error:  # what workers are still at counts, too
+            note_calls(error, (*self.calls, *[self._spent(task) for task in self.running.values()]))
+            raise
+
+    def _answer(self) -> Answer:
         pool, cancelled = self.pool, self.request.cancelled
         with pool.changed:
             pool.try_again()
@@ -61,6 +69,8 @@ class Run:
                     begun()
             for future, task in ended:
                 self._collect(future, task)
+            if self.fatal is not None:
+                raise self.fatal
             self._expire()
         if cancelled is not None and cancelled.is_set():
             raise RequestCancelled(sum(call.rows for call in self.calls), tuple(self.calls))
@@ -118,11 +128,13 @@ class Run:
             self.waiting.appendleft(task.rows)
             return
         if isinstance(error, FatalError):
-            raise error.unpacked()
+            error = error.unpacked()
         if error is not None and (
             isinstance(error, BoxError) or is_out_of_memory(error) or not isinstance(error, Exception)
         ):
-            raise error
+            self.fatal = self.fatal or error
+            self.calls.append(self._spent(task, error if isinstance(error, Exception) else None))
+            return
         if error is not None:
             self._lose(task, error)
             return
@@ -152,21 +164,27 @@ class Run:
 
     def _lose(self, task: _Task, error: BaseException) -> None:
         """Record a task that was evaluated, and brought no answer."""
-        rows, duration, number = task.rows.stop - task.rows.start, time.time() - task.start, task.worker.number
+        rows, number = task.rows.stop - task.rows.start, task.worker.number
         if isinstance(error, TimeoutError):
             failed = BoxError(
                 f"worker {number} did not answer {counted(rows)} within timeout={self.pool.timeout:g} s a row. Give a "
                 "longer timeout=, if the box needs it."
             )
         else:
-            failed = BoxError(f"worker {number} ended while it evaluated {rows} rows: {type(error).__name__}: {error}")
-        failed.__cause__ = error
-        self.calls.append(Call(task.rows.start, rows, number, task.start, duration, failed))
+            said = str(error) if isinstance(error, WorkerError) else f"{type(error).__name__}: {error}"
+            failed = BoxError(f"worker {number} ended while it evaluated {counted(rows)}: {said.rstrip('.')}.")
+        failed.__cause__ = error.cause() if isinstance(error, WorkerError) else error
+        self.calls.append(self._spent(task, failed))
+        with self.pool.changed:
+            self.pool.judge(task.worker, failed=True)
+
+    def _spent(self, task: _Task, error: Exception | None = None) -> Call:
+        """The record of a task without an answer, all rows of which count as evaluated."""
+        rows, duration = task.rows.stop - task.rows.start, time.time() - task.start
         if not task.worker.calls_function:  # otherwise the function counts, when it ends
             function: Any = self.request.function
             function.count(1, rows, duration)
-        with self.pool.changed:
-            self.pool.judge(task.worker, failed=True)
+        return Call(task.rows.start, rows, task.worker.number, task.start, duration, error)
 
     def _give_up(self, error: BoxError) -> None:
         """Hand out no more tasks: the rows that are left get no output."""

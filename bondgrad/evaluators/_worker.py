@@ -1,18 +1,19 @@
 """Workers: places that evaluate one task at a time. What runs in the process of a worker is here, too."""
 
+import contextlib
 import inspect
 import os
 import threading
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import torch
 
 from bondgrad.calling._function import RowFunction
-from bondgrad.errors import BoxError
+from bondgrad.errors import BoxError, RemoteError
 from bondgrad.evaluators._evaluator import Answer, Description, Request
 from bondgrad.evaluators._tasks import PackedAnswer, PackedTask, carry_out
 
@@ -134,8 +135,8 @@ class WorkerSettings(NamedTuple):
     origin: int  # the process of the layer, in which nothing is set
 
 
-class StartError(Exception):
-    """A worker could not make its box."""
+class WorkerError(Exception):
+    """What was raised in the process of a worker, where it is no answer of its box: its type, message and traceback."""
 
     def __init__(self, kind: str, message: str, text: str) -> None:
         super().__init__(kind, message, text)
@@ -143,6 +144,18 @@ class StartError(Exception):
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.message}"
+
+    def cause(self) -> RemoteError:
+        """The same as the cause of an error in the process of the layer."""
+        return RemoteError(self.kind, self.text)
+
+
+class StartError(WorkerError):
+    """A worker could not make its box."""
+
+
+class ExitError(WorkerError):
+    """A box would have ended the process of its worker, as by sys.exit()."""
 
 
 class MissingBoxError(Exception):
@@ -154,12 +167,30 @@ _own = threading.local()  # the boxes of this thread, which need not stand sever
 
 def prepare_here(settings: WorkerSettings, pickled: bytes) -> Description:
     """Make the box in the process of a worker, if it does not exist there."""
-    return describe_function(_function(settings, pickled, None))
+    with _exit_reported():
+        return describe_function(_function(settings, pickled, None))
 
 
 def work_here(settings: WorkerSettings, pickled: bytes | None, task: PackedTask) -> PackedAnswer:
     """Evaluate a task in the process of a worker."""
-    return carry_out(task, _function(settings, pickled, task.time_features))
+    with _exit_reported():
+        return carry_out(task, _function(settings, pickled, task.time_features))
+
+
+@contextlib.contextmanager
+def _exit_reported() -> Iterator[None]:
+    """Report what would end this process as an error of its worker: it must not end that of the layer."""
+    try:
+        yield
+    except Exception:
+        raise
+    except BaseException as error:
+        vars(_own).pop("boxes", None)  # they are made anew, as if the process were
+        raise _as(ExitError, error) from None
+
+
+def _as(kind: type[WorkerError], error: BaseException) -> WorkerError:
+    return kind(type(error).__name__, str(error), "".join(traceback.format_exception(error)).rstrip())
 
 
 def _function(settings: WorkerSettings, pickled: bytes | None, time_features: int | None) -> RowFunction:
@@ -189,7 +220,6 @@ def _made(settings: WorkerSettings, pickled: bytes) -> RowFunction:
         if factory is not None:
             function = RowFunction(make_box(factory, settings.number), None)
     except Exception as error:
-        text = "".join(traceback.format_exception(error)).rstrip()
-        raise StartError(type(error).__name__, str(error), text) from None
+        raise _as(StartError, error) from None
     assert isinstance(function, RowFunction)
     return function

@@ -64,7 +64,7 @@ class TrainingStep:
 
 
 def advise(step: TrainingStep, overlap: Overlap | None, eager: bool, options: str = "") -> Advice | None:
-    """What shortens a step by much; None: nothing that is known.
+    """What shortens a step by much, or why workers do not; None: nothing that is known.
 
     Args:
         step: The step.
@@ -73,19 +73,24 @@ def advise(step: TrainingStep, overlap: Overlap | None, eager: bool, options: st
         options: Further arguments of an evaluator, in Python.
     """
     divided = None if overlap is None else _several_workers(step, overlap, options)
-    return divided or (_one_call(step) if eager else None)
+    if divided is not None and divided.argument is not None:
+        return divided
+    return (_one_call(step) if eager else None) or divided
 
 
 def _several_workers(step: TrainingStep, overlap: Overlap, options: str) -> Advice | None:
+    if not (overlap.threads_help or overlap.processes_help):
+        return None
     workers, n = (os.cpu_count() or 1, CORES) if overlap.needs_cores else (THREADS, str(THREADS))
     after = step.seconds(workers) + (0.0 if overlap.threads_help else 2 * START)
-    if not (overlap.threads_help or overlap.processes_help) or not step.gains(after):
-        return None
+    name = f"Threads({n}{options})" if overlap.threads_help else f"Processes({n}{options})"
     change = step.change(after)
+    if not step.gains(after):
+        words = f"{step.box}: none is recommended, since {name} would bring {change}, which is not much shorter."
+        return Advice(None, "", "", words)
     if not overlap.threads_help and overlap.picklable is False:
         words = f"{step.box}: Processes({n}, factory) would bring {change}, with a factory that makes the box in each "
         return Advice(None, "", "", words + "process. This one cannot be sent there.")
-    name = f"Threads({n}{options})" if overlap.threads_help else f"Processes({n}{options})"
     words = f"{step.box}: {name} brings {change}." + ("" if overlap.threads_help else f" {SENT}")
     return Advice("evaluator", f"bondgrad.evaluators.{name}", f"brings {change}", words, workers)
 

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from bondgrad.measuring._sampler import MeasurementSkipped, Sampler
-from bondgrad.probing._facts import Facts
+from bondgrad.probing._facts import NEGLIGIBLE, Facts
 from bondgrad.probing._float_types import output_unit
 from bondgrad.probing._number_format import percent, runs
+from bondgrad.probing._one_seed import ask_ends
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class DifferenceSettings:
     factor: float = 8.0  # magnification of a zoom: two neighbouring gaps become the whole line
     smooth: float = 1.5  # least order of the bends of a smooth function: it is 2 in theory, and 1 at kinks
     kinked: float = 0.4  # least order of the bends of a function with kinks: it is 1 in theory, and 0 at jumps
+    pole: float = -0.4  # least order of the bends at a jump, as a mean over zooms: at a pole it is -1 in theory
     visible: float = 0.02  # if noise hides bends of this part of the output spread, the result is "unclear"
 
 
@@ -80,7 +82,7 @@ def measure_steps(sampler: Sampler, facts: Facts, generator: torch.Generator) ->
     spread = sampler.spread[inputs, None]
     ends, whole = sampler.either_side(rows, inputs, ladder * spread)  # [slopes, steps, 2], [slopes, steps]
     span = ends.diff(dim=2)  # [slopes, steps, 1] after rounding
-    change = sampler.ask_moved(rows, inputs, ends).diff(dim=2).squeeze(2)
+    change = ask_ends(sampler, rows, inputs, ends).diff(dim=2).squeeze(2)
     slopes = (change / span).where(whole[:, :, None] & (span > 0), math.nan)  # [slopes, steps, d_out]
     if bool(torch.isnan(slopes).all()):
         raise MeasurementSkipped("limits or failures are in the way everywhere")
@@ -141,7 +143,7 @@ def _plateau(ladder: Tensor, differences: list[float], tolerance: float) -> tupl
 class Smoothness:
     """How fast second differences fall with the step, at the places where they are largest."""
 
-    kind: str  # "smooth", "kinks", "jumps" or "unclear"
+    kind: str  # "smooth", "kinks", "poles", "jumps" or "unclear"
     order: float | None  # power of the step with which they fall on the roughest line; None: they are lost in noise
     jump: float  # the largest jump, in units of the spread of the outputs
 
@@ -152,6 +154,8 @@ class Smoothness:
             "smooth": "Smooth, as far as one can look into it.",
             "kinks": "It has kinks, like ReLU: slopes change at once in some places. Long steps reach across them.",
             "jumps": f"It jumps, by up to {percent(self.jump)} of the spread: short steps see nothing, or a cliff.",
+            "poles": "It has poles, next to which its outputs grow without bound, so that a few rows may have enormous "
+            "slopes. Keep inputs away from there with limits=, or clip the gradients of rows.",
             "unclear": "Whether it is smooth drowns in its noise.",
         }[self.kind]
 
@@ -169,8 +173,10 @@ def measure_smoothness(sampler: Sampler, facts: Facts, generator: torch.Generato
         """Outputs [lines, points, d_out] at fractions t [lines, points] of each line, in units of their spread."""
         return sampler.ask(torch.lerp(near[:, None], far[:, None], t[:, :, None]), rows[:lines]) / facts.output_spread
 
-    # Noise and rounding cause second differences up to this. Rounding may exceed the floor, measured on short lines.
+    # Noise and rounding cause second differences up to this. Rounding may exceed the floor, measured on short lines, as
+    # that of a solver does whose number of iterations changes from one of them to the next.
     least_bend = torch.maximum(1.5 * facts.certain(1), 64 * facts.unit * facts.scale).div(facts.output_spread).max()
+    least_bend = least_bend.clamp_min(NEGLIGIBLE)
     # The rounding of points matters where they are close together and the box is steep.
     rounded = torch.finfo(sampler.dtype).eps * (torch.maximum(near.abs(), far.abs()) / sampler.spread).norm(dim=1)
     length = ((far - near) / sampler.spread).norm(dim=1).clamp_min(1e-300)
@@ -197,10 +203,12 @@ def judge_bends(bends: Tensor, least: Tensor) -> Smoothness:
     orders = (wide / torch.maximum(close, floor).clamp_min(1e-300)).log() / math.log(SETTINGS.factor)  # [zooms, lines]
     # The order of a bend that has fallen below the noise is a lower bound, which is enough to call it smooth.
     known = ((close > floor) | (orders >= SETTINGS.smooth)) & (wide > least[:-1]).cumprod(0).bool()
-    last = {n: float(orders[known[:, n], n][-1]) for n in range(bends.shape[1]) if bool(known[:, n].any())}  # by line
-    if not last:
+    seen = {n: orders[known[:, n], n].tolist() for n in range(bends.shape[1]) if bool(known[:, n].any())}  # by line
+    if not seen:
         return Smoothness("unclear" if bool((least[0] > SETTINGS.visible).any()) else "smooth", None, 0.0)
-    roughest = min(last.values())
-    kind = "smooth" if roughest >= SETTINGS.smooth else "kinks" if roughest >= SETTINGS.kinked else "jumps"
-    jumps = [float(bends[-1, n]) for n, order in last.items() if order < SETTINGS.kinked]
-    return Smoothness(kind, roughest, max(jumps, default=0.0))
+    # Single looks tell a pole badly: bends stay the same while the closest point to it does.
+    poles = {n for n, order in seen.items() if sum(order) / len(order) < SETTINGS.pole}
+    jumps = [float(bends[-1, n]) for n, order in seen.items() if order[-1] < SETTINGS.kinked and n not in poles]
+    roughest = min(order[-1] for order in seen.values())
+    kind = "smooth" if roughest >= SETTINGS.smooth else "kinks" if roughest >= SETTINGS.kinked else "poles"
+    return Smoothness("jumps" if jumps else kind, roughest, max(jumps, default=0.0))

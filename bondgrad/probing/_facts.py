@@ -18,6 +18,8 @@ T = TypeVar("T")
 SEVERAL_ROWS = 8  # rows of a call with several rows, where their number does not matter
 MOST_FAILING = 64  # failing rows after which no further row is tried
 TYPICAL_SHARE = 10  # one in so many of the evaluations may be spent on the typical rows
+NEGLIGIBLE = 1e-6  # changes below this part of the spread of the outputs do no harm, as those of a solver's tolerance
+HARMLESS = 1e-4  # changes by other rows or calls below this part of the spread are no more than rounding to a policy
 NOISY_REPEATS = 4  # repeats of every comparison of noisy outputs, so that rare outliers show in the deviations
 
 
@@ -48,6 +50,15 @@ class Facts:
     def noisy(self) -> bool:
         """Whether any output has noise."""
         return self.found.randomness is not None and not self.found.randomness.deterministic
+
+    @property
+    def under_one_seed(self) -> "Facts":
+        """These facts as they hold for outputs with the same seed: without noise, if the box takes one."""
+        random = self.found.randomness
+        if random is None or not random.takes_seed:
+            return self
+        none = [0.0] * len(random.std)
+        return self.with_finding("randomness", replace(random, deterministic=True, std=none, largest=none))
 
     @property
     def floor(self) -> float:
@@ -90,13 +101,15 @@ class Facts:
     def tolerance(self) -> Tensor:
         """[d_out] the largest change that may come from rounding, such as when rows are grouped into other calls.
 
-        Once the floor is known, it is a multiple of the floor, instead of the rounding unit of the outputs' type.
+        Once the floor is known, it is a multiple of the floor, instead of the rounding unit of the outputs' type. What
+        the call before changes counts as rounding, too, where it is as small.
         """
-        if self.floor > 0:
-            return max(2 * self.unit, 16 * self.floor) * self.scale
+        history = self.found.history
+        remembered = (0.0 if history is None else 4 * history.rounding) * self.output_spread
         most = 64 * self.unit * self.scale
         noisy = torch.minimum(most, torch.maximum(4 * self.noise, self.repeat_tolerance))
-        return torch.where(self.noise > 0, noisy, most)
+        known = max(2 * self.unit, 16 * self.floor) * self.scale if self.floor > 0 else most
+        return torch.maximum(torch.where((self.noise > 0) & (self.floor == 0), noisy, known), remembered)
 
     def certain(self, n: int) -> Tensor:
         """[d_out] the largest difference between two means of n outputs that noise and rounding may cause.

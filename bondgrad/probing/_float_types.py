@@ -1,10 +1,12 @@
 """The type in which a box computes, as far as its outputs and their rounding tell."""
 
 import bisect
+import math
 
 import torch
 from torch import Tensor
 
+from bondgrad.errors import counted
 from bondgrad.probing._facts import Facts
 
 TYPE_NAMES = ("float64", "float32", "float16", "bfloat16")
@@ -15,9 +17,16 @@ PRECISION_NAMES = ("float64", "float32", "TF32 or float16", "bfloat16", "coarser
 TYPE_VALUES = 24  # least number of different values, other than zero, to tell the type that holds them
 
 
-def precision_of(floor: float, coarsest: int = 0) -> str:
-    """The name of the finest arithmetic that explains the floor, no finer than the type with the number `coarsest`."""
-    return PRECISION_NAMES[max(coarsest, bisect.bisect_left(LARGEST_FLOORS, floor))]
+def arithmetic_of(floor: float) -> str:
+    """The name of the finest arithmetic that explains the floor, which may have other causes."""
+    return PRECISION_NAMES[bisect.bisect_left(LARGEST_FLOORS, floor)]
+
+
+def precision_of(floor: float, known: int) -> str:
+    """The name of the type with the number `known`, if it explains the floor; if not, how many digits are good."""
+    if floor <= LARGEST_FLOORS[known]:
+        return TYPE_NAMES[known]
+    return f"good to about {counted(max(1, round(-math.log10(2 * floor))), 'digit')}"
 
 
 def type_of(unit: float) -> int:

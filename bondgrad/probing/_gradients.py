@@ -16,6 +16,7 @@ from bondgrad.metrics import sign_accuracy
 from bondgrad.policies import Calibrated
 from bondgrad.probing._facts import Facts
 from bondgrad.probing._number_format import percent, sentences
+from bondgrad.probing._one_seed import ask_ends
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ class _Trial:
     def __init__(self, sampler: Sampler, facts: Facts, generator: torch.Generator, noisy: bool) -> None:
         self.sampler, self.facts, self.generator, self.copies = sampler, facts, generator, 1 + noisy
         d = sampler.x.shape[1]
-        moving = [i for i in range(d) if facts.found.sensitivity is None or facts.found.sensitivity.change[i] > 0]
+        moving = [i for i in range(d) if facts.found.sensitivity is None or facts.found.sensitivity.change[i] != 0]
         k = min(SETTINGS.inputs, len(moving))
         if k == 0:
             raise MeasurementSkipped("no input changes an output")
@@ -163,11 +164,7 @@ class _Trial:
         ends = sampler.either_side(rows, inputs, h.repeat(n)[:, None])[0].squeeze(1)  # [n * k, 2]
         found = []
         for copy in range(self.copies):
-            if sampler.function.seed_position is None:
-                y = sampler.ask_moved(rows, inputs, ends)  # [n * k, 2, d_out]
-            else:  # both ends have the same seed, in a call each
-                sampler.seed = copy
-                y = torch.stack([sampler.ask_moved(rows, inputs, end[:, None])[:, 0] for end in ends.unbind(1)], 1)
+            y = ask_ends(sampler, rows, inputs, ends, seed=copy)  # [n * k, 2, d_out]
             slopes = y.diff(dim=1).squeeze(1) / ends.diff(dim=1)
             found.append((slopes.view(n, k, -1) * self.gy[:, None]).sum(2))
         return torch.stack(found)
@@ -186,7 +183,7 @@ class _Trial:
             return self.slopes(best * self.spread)[0], none, "the slope"
         change = self.spread.new_ones(len(self.spread))
         if found.sensitivity is not None and jumps > 0:
-            change = self.spread.new_tensor(found.sensitivity.change)[self.inputs]
+            change = self.spread.new_tensor(found.sensitivity.change)[self.inputs].nan_to_num(1)
         size = math.inf if coarse or jumps == 0 else jumps / SETTINGS.jump_share
         h = (size / change).clamp(max=1) * self.spread  # [k]
         return self.slopes(h)[0], none, f"the slope over {float((h / self.spread).median()):.2g} × an input's spread"

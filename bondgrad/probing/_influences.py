@@ -6,11 +6,10 @@ import torch
 from torch import Tensor
 
 from bondgrad.measuring._sampler import Sampler
-from bondgrad.probing._facts import SEVERAL_ROWS, Facts
+from bondgrad.probing._facts import HARMLESS, NEGLIGIBLE, SEVERAL_ROWS, Facts
 from bondgrad.probing._number_format import percent, sentences
 
 COMPARED, OTHERS = 4, 12  # rows whose outputs are compared, and other rows in the same call
-NEGLIGIBLE = 1e-6  # changes below this part of the spread do no harm, as those of a solver that solves all rows at once
 
 
 @dataclass(frozen=True)
@@ -71,6 +70,7 @@ class History:
     drifts: bool = False  # whether outputs drift with time
     drift: float = 0.0  # root mean square drift from the first to the last look, in units of the output spread
     per_evaluation: float = 0.0  # drift divided by the number of evaluations between these looks
+    rounding: float = 0.0  # largest change due to the previous call, in that unit, if it is so small as to be harmless
 
     @property
     def words(self) -> str:
@@ -83,7 +83,8 @@ class History:
             self.looks >= 3 and not self.drifts and f"No drift over {looks}.",
             self.drifts and f"It drifts: by {percent(self.drift)} of the spread over {looks}. {harm}",
             self.remembers and f"It remembers: {changed}. Give it state=, or snapshot() and restore().",
-            self.remembers is False and "No memory of earlier questions.",
+            self.remembers is False and self.rounding == 0 and "No memory of earlier questions.",
+            self.rounding > 0 and f"Its memory is no more than rounding: {changed}, which does no harm.",
         )
 
 
@@ -135,5 +136,7 @@ def measure_memory(sampler: Sampler, facts: Facts, generator: torch.Generator) -
         sampler.ask_rows(before)
         return sampler.ask_rows(rows)
 
-    remembers, change = facts.compare(sampler, asked_after, [rows, others], 2 * len(rows))
-    return History(remembers, facts.relative(change))
+    differ, change = facts.compare(sampler, asked_after, [rows, others], 2 * len(rows))
+    largest = float((change.abs() / facts.output_spread).max())
+    harmless = differ and largest <= HARMLESS
+    return History(differ and not harmless, facts.relative(change), rounding=largest if harmless else 0.0)

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bondgrad.errors import counted
 from bondgrad.measuring._rounding import ROUNDING_UNITS
 from bondgrad.measuring._sampler import BudgetExceeded, MeasurementSkipped, Sampler
 from bondgrad.probing._facts import Facts
 from bondgrad.probing._number_format import percent, runs, sentences
+from bondgrad.probing._one_seed import ask_ends
 from bondgrad.structure import colour
 from bondgrad.structure.discovery._dependencies import find_dependencies
 from bondgrad.structure.discovery._search_batch import SETTINGS as SEARCH
@@ -45,7 +47,7 @@ SETTINGS = InputSettings()
 
 @dataclass(frozen=True)
 class Failure:
-    """A range of an input in which the box fails, the other inputs being typical."""
+    """A range of an input in which the box failed at all values that were tried, the other inputs being typical."""
 
     input: int  # number of the input
     low: float | None  # lower end of the range. None: the lower end of the sweep
@@ -70,6 +72,7 @@ class Ranges:
     flat: float  # fraction of the range over which outputs hardly change, median over inputs that change them
     inputs: int  # number of inputs that were swept
     moving: list[int]  # inputs that changed an output
+    points: int = SETTINGS.points[0]  # values of each input that were tried
     limits: tuple[list[float], list[float]] | None = None  # within which the box works. None: no limits say where
 
     @property
@@ -83,7 +86,9 @@ class Ranges:
         places = "; ".join(f.words for f in self.failures[:8]) + "; ..." * (len(self.failures) > 8)
         return sentences(
             self.failing_rows > 0 and f"It fails at {percent(self.failing_rows)} of the typical rows.",
-            f"It fails at {places}." if places else "It answered over the whole range of the inputs.",
+            bool(places) and f"Of {self.points} values tried of each input, it fails at those of {places}.",
+            bool(places) and "Between them it was not tried.",
+            not places and f"It answered at {self.points} values of each input, over their whole range.",
             self.saturated and f"Saturated: over {percent(self.flat)} of the range its outputs hardly change.",
         )
 
@@ -110,7 +115,7 @@ def measure_ranges(sampler: Sampler, facts: Facts, generator: torch.Generator) -
     largest = change.nan_to_num(0).sort(1, descending=True).values[:, 2 if facts.noisy else 0]  # [n, d_out]
     failing_rows, moving = 1 - len(facts.usable) / len(facts.y), inputs[(largest > noise).any(1)].tolist()
     limits = _working_limits(sampler, facts, failures)
-    return Ranges(failures, failing_rows, _flat(change, largest, noise), count, moving, limits)
+    return Ranges(failures, failing_rows, _flat(change, largest, noise), count, moving, points, limits)
 
 
 def _working_limits(sampler: Sampler, facts: Facts, failures: list[Failure]) -> tuple[list[float], list[float]] | None:
@@ -262,19 +267,23 @@ def _blocks(depends: Tensor, groups: int) -> tuple[int, int] | None:
 class Sensitivity:
     """How much the outputs change when an input is moved by its spread."""
 
-    change: list[float]  # by input: root mean square change of the outputs, in units of their spread
+    change: list[float]  # by input: root mean square change of the outputs, in units of their spread. NaN: it failed
     dead: list[int] | None  # inputs that change no output. None: noise or coarse outputs hide it
 
     @property
     def words(self) -> str:
         """The finding, in sentences."""
-        order = sorted(range(len(self.change)), key=lambda i: -self.change[i])
+        known = [i for i, change in enumerate(self.change) if not math.isnan(change)]
+        order = sorted(known, key=lambda i: -self.change[i])
         strongest = ", ".join(f"{i} ({self.change[i]:.2g})" for i in order[:3])
         least = f"; least: {order[-1]} ({self.change[order[-1]]:.2g})" if len(order) > 3 else ""
         dead = self.dead or []
         names = ", ".join(map(str, dead[:12])) + ", ..." * (len(dead) > 12)
         return sentences(
-            f"Moved by their spread, these change the outputs most (in spreads of theirs): {strongest}{least}.",
+            bool(known)
+            and f"Moved by their spread, these change the outputs most (in spreads of theirs): {strongest}{least}.",
+            len(known) < len(self.change)
+            and f"The box failed wherever {counted(len(self.change) - len(known), 'input')} moved by so much.",
             self.dead is None and "Too noisy or too coarse to say whether any is dead.",
             bool(dead) and f"Dead: input{'s' * (len(dead) > 1)} {names}.",
         )
@@ -282,15 +291,15 @@ class Sensitivity:
 
 def measure_effects(sampler: Sampler, facts: Facts, generator: torch.Generator) -> Sensitivity:
     """Measure the change of the outputs when every input is moved by its spread, at a few rows."""
-    d = sampler.x.shape[1]
+    facts, d = facts.under_one_seed, sampler.x.shape[1]
     count = sampler.affordable_count(SETTINGS.moved_rows, 2 * d)
     rows, inputs = facts.choose(count, generator).repeat_interleave(d), torch.arange(d).repeat(count)
     spread = sampler.spread[inputs, None]
     ends = sampler.either_side(rows, inputs, spread / 2)[0].squeeze(1)  # [rows * d, 2]
-    change = sampler.ask_moved(rows, inputs, ends).diff(dim=1).abs().view(count, d, -1)
+    change = ask_ends(sampler, rows, inputs, ends).diff(dim=1).abs().view(count, d, -1)
     part = (ends.diff(dim=1) / spread).clamp_min(1e-300).view(count, d, 1)  # move in units of the spread
     own = (change.square() - 2 * facts.noise.square()) / (facts.output_spread * part).square()  # less noise
-    by_input = own.nanmean((0, 2)).nan_to_num(0).clamp_min(0).sqrt()
+    by_input = own.nanmean((0, 2)).clamp_min(0).sqrt()
     certain = facts.certain(1)
     still = ~(change > certain).any((0, 2)) & torch.isfinite(change).all(2).any(0)
     visible = bool((certain < SETTINGS.visible * facts.output_spread).all())

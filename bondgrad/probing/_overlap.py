@@ -81,7 +81,7 @@ class Overlap:
             help_or_not = "it waits, so that threads help" if self.threads_help else "it does one thing at a time"
             return f"{both}: {help_or_not}."
         if self.processes_help:
-            return f"{apart}, on one core: it computes, so that processes help."
+            return f"{apart}, on one core: it computes."
         return f"{apart}: a single call keeps {self.cores:.1f} cores busy."
 
 

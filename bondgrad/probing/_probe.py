@@ -17,9 +17,11 @@ from bondgrad.calling._per_row import PerRow
 from bondgrad.errors import checked_seed, positive_float, positive_int
 from bondgrad.evaluators import Evaluator
 from bondgrad.measuring._no_trace import no_trace
-from bondgrad.measuring._sampler import MeasurementSkipped, Sampler
+from bondgrad.measuring._sampler import BudgetExceeded, MeasurementSkipped, Sampler
 from bondgrad.probing._facts import find_first_facts
+from bondgrad.probing._hangs import count_hangs
 from bondgrad.probing._influences import SETTINGS, DriftMonitor
+from bondgrad.probing._number_format import duration
 from bondgrad.probing._overlap import may_overlap
 from bondgrad.probing._report import Findings, Report
 
@@ -100,7 +102,9 @@ class Session:
         chosen = torch.randperm(len(x), generator=self._generator, device="cpu")[:TYPICAL_ROWS]
         bounds = Limits((-math.inf, math.inf) if limits is None else limits, x.shape[1])
         contexts, seconds = context_rows(context, x.shape[:1]), positive_float("seconds", seconds)
-        self.sampler = Sampler(function, rows, chosen, contexts, bounds, evaluator, budget, seconds)
+        self._hangs = count_hangs(evaluator, seconds)
+        asked = self._hangs or evaluator
+        self.sampler = Sampler(function, rows, chosen, contexts, bounds, asked, budget, seconds)
         self._known: dict[str, Any] = {
             "name": _variable(fn),
             "in_features": x.shape[1],
@@ -145,6 +149,7 @@ class Session:
             **vars(self._findings),
             out_features=sampler.caller.out_features,
             hung="" if sampler.hung is None else str(sampler.shortage()),
+            timeouts="" if self._hangs is None else self._hangs.finding,
             flaky=sampler.caller.random_failures,
             left_out=list(self._left_out),
             evaluations=sampler.evaluations,
@@ -158,8 +163,13 @@ class Session:
             with self.sampler.workplace:
                 return measure(*arguments)
         except MeasurementSkipped as reason:
-            self._left_out += [f"{title}: {reason}"] if title else []
+            self._left_out += [f"{title}: {reason}{self._time_lost(reason)}"] if title else []
             return None
+
+    def _time_lost(self, reason: MeasurementSkipped) -> str:
+        """Why there is no time left, as far as that is known, to be added to the reason."""
+        lost = self._hangs.seconds if self._hangs is not None and isinstance(reason, BudgetExceeded) else 0.0
+        return f", since calls that hang took {duration(lost)}" if lost > 0 else ""
 
 
 def _variable(fn: Callable[..., Any]) -> str:

@@ -12,7 +12,7 @@ from bondgrad.calling._modules import in_eval_mode
 from bondgrad.measuring._no_trace import RandomStates
 from bondgrad.measuring._noise import noise_from_repeats
 from bondgrad.measuring._sampler import BudgetExceeded, Sampler
-from bondgrad.probing._facts import Facts
+from bondgrad.probing._facts import HARMLESS, Facts
 from bondgrad.probing._number_format import percent, sentences
 
 GENERATORS = {"torch": "torch's generator", "numpy": "numpy's global generator", "python": "Python's random module"}
@@ -111,7 +111,9 @@ def judge_repeats(facts: Facts, again: Tensor, together: Tensor, modules: list[s
     """
     unit, repeats, both = facts.repeat_tolerance, again.shape[1], torch.stack((again, together))
     between, within = (noise_from_repeats(y, 1, 2, (0, 1)) for y in both)  # [d_out]
-    random, placed = between > unit, (between <= unit) & (within > facts.tolerance)
+    # A solver that starts from its last answer changes with the place, too, but by its tolerance only.
+    least = torch.maximum(facts.tolerance, HARMLESS * facts.output_spread)
+    random, placed = between > unit, (between <= unit) & (within > least)
     std = torch.where(random | placed, torch.maximum(between, within), 0.0)
     off = (both - both.nanmedian(2, keepdim=True).values).abs() * math.sqrt(repeats / (repeats - 1))  # Bessel
     half = off.flatten(1, 2).nanquantile(0.95, dim=1).nan_to_num(0).amax(0)

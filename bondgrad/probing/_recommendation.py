@@ -75,7 +75,9 @@ def choose_noise(report: "Report") -> Reasoned | None:
         return None if random.quiet_in_eval else (f"{random.noise:.2g}", "measured: 95 of 100 answers lie within it")
     if rounding is None or rounding.half_width == 0:
         return None
-    reason = f"it computes in {rounding.precision}, coarser than the {rounding.returned} that it returns"
+    reason = f"answers are {rounding.precision}, and not to all of {rounding.returned}"
+    if rounding.named:
+        reason = f"it computes in {rounding.precision}, coarser than the {rounding.returned} that it returns"
     if rounding.largest_quantum > 0:
         reason = "half a step of its quantised answers"
     elif rounding.rough:
@@ -90,14 +92,15 @@ def choose_evaluator(report: "Report", advice: Advice | None) -> Reasoned | None
     if most is not None:
         reasons.insert(0, "it takes one row at a time" if most == 1 else "it refuses calls with many more rows")
     if report.evaluator_given:
-        return "evaluator", "the one given" + (f", with {', '.join(options)}: {'; '.join(reasons)}" if options else "")
+        given = "put here the one that was given to probe"
+        return "evaluator", given + (f", with {', '.join(options)}: {'; '.join(reasons)}" if options else "")
     if advice is not None and advice.argument == "evaluator":
         return advice.value, "; ".join([advice.reason, *reasons])
     return (f"bondgrad.evaluators.Local({', '.join(options)})", "; ".join(reasons)) if options else None
 
 
 def find_advice(report: "Report") -> Advice | None:
-    """What would shorten a training step: an evaluator, or `eager`. None: nothing that is known."""
+    """What would shorten a training step: an evaluator, or `eager`; or why none would. None: nothing is known."""
     speed, history, company = report.speed, report.history, report.company
     remembers, coupled = history is not None and history.remembers, company is not None and company.matters
     if speed is None or report.evaluator_given or remembers or coupled:

@@ -10,7 +10,7 @@ from bondgrad.policies import Calibrated
 from bondgrad.probing._advice import Advice
 from bondgrad.probing._differences import Smoothness, StepLadder, measure_smoothness, measure_steps
 from bondgrad.probing._failures import RandomFailures, measure_failures
-from bondgrad.probing._float_types import precision_of
+from bondgrad.probing._float_types import arithmetic_of
 from bondgrad.probing._gradients import Gradients, measure_gradients
 from bondgrad.probing._influences import History, RowCoupling, measure_memory, measure_row_coupling
 from bondgrad.probing._inputs import Dependence, Ranges, Sensitivity, measure_effects, measure_pattern, measure_ranges
@@ -80,6 +80,7 @@ class Report(Findings):
     sample: str  # origin of the typical rows
     limits: tuple[list[float], list[float]] | None  # least and largest value of every input, as given
     hung: str = ""  # the call that did not come back; empty: all did
+    timeouts: str = ""  # the calls that the evaluator ended, and what they took; empty: there were none
     flaky: int  # number of calls or rows that failed, and succeeded when repeated
     left_out: list[str]  # measurements that were not made, each with the reason
     evaluator_given: bool  # whether rows were evaluated by an evaluator that the user gave
@@ -105,7 +106,7 @@ class Report(Findings):
             constant and "constant",
             not constant and ranges is not None and ranges.saturated and "saturated",
             _precision(self),
-            bool(self.hung) and "hangs",
+            (bool(self.hung) and "hangs") or (bool(self.timeouts) and "hangs now and then"),
             self.flaky > 0 and "fails at random",
             ranges is not None and (ranges.failing_rows > 0 or len(ranges.failures) > 0) and "fails in places",
             speed is not None and speed.latency >= SLOW_ROW and f"takes {duration(speed.latency)} a {speed.unit}",
@@ -142,6 +143,9 @@ class Report(Findings):
             and f"It hangs: {self.hung}, and was given up; its thread may still be at it. If it only needs long, give "
             "the probe more seconds. If not, let the box give up by itself, or evaluate it with "
             "Processes(n, timeout=...), which ends a call that hangs.",
+            self.timeouts
+            and f"It hangs now and then: {self.timeouts}. A call of many rows is ended after the timeouts of "
+            "all of them: give the evaluator max_rows=1, so that training waits for one.",
             self.flaky > 0
             and self.failures is None
             and f"It fails at random: {self.flaky:,} times in {self.calls:,} calls, and not when asked again. In "
@@ -154,6 +158,9 @@ class Report(Findings):
             constant
             and "Between its jumps the slope is zero, so what counts as right is the slope over a step that reaches "
             "across them. Training follows that, if steps are long: see policy=bondgrad.policies.Fixed(step).",
+            (constant or (self.smoothness is not None and self.smoothness.kind == "jumps"))
+            and "If a converter or a rounding sets an input, and the box jumps where that does, give the step of the "
+            "converter as resolution=.",
             len(modules) > 0
             and f"BlackBox keeps a module in eval mode, so {' and '.join(modules)} will not be as measured here.",
             (not modules and self.company is not None and self.company.matters)
@@ -267,7 +274,7 @@ def _shape(report: Report) -> str:
         return f"quantised in steps of {report.rounding.largest_quantum:.2g}" if report.rounding.quantised else "rough"
     if report.steps is not None and report.steps.constant:
         return "piecewise constant"
-    kinds = {"smooth": "smooth", "kinks": "with kinks", "jumps": "with jumps", "unclear": ""}
+    kinds = {"smooth": "smooth", "kinks": "with kinks", "poles": "with poles", "jumps": "with jumps", "unclear": ""}
     return "" if report.smoothness is None else kinds[report.smoothness.kind]
 
 
@@ -276,4 +283,4 @@ def _precision(report: Report) -> str:
     found = report.rounding
     if found is None or found.quantised or (report.randomness is not None and not report.randomness.deterministic):
         return ""
-    return found.precision + ("" if found.shortcut is None else f", but {precision_of(found.shortcut)} as set here")
+    return found.precision + ("" if found.shortcut is None else f", but {arithmetic_of(found.shortcut)} as set here")

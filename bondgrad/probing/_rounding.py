@@ -17,7 +17,7 @@ from torch import Tensor
 from bondgrad.measuring._noise import noise_from_repeats
 from bondgrad.measuring._sampler import BudgetExceeded, Sampler
 from bondgrad.probing._facts import SEVERAL_ROWS, Facts
-from bondgrad.probing._float_types import TYPE_NAMES, coarsest_type, precision_of, type_of
+from bondgrad.probing._float_types import TYPE_NAMES, arithmetic_of, coarsest_type, precision_of, type_of
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Rounding:
     """The precision with which the box computes, and whether its outputs lie on a lattice."""
 
     floor: float  # standard deviation of the rounding, relative to the size of the outputs
-    precision: str  # arithmetic that would explain the floor
+    precision: str  # type of the outputs, or one that holds them exactly; if it is finer than the floor, good digits
     rough: bool  # whether the floor is roughness of the function, and not due to coarse arithmetic
     returned: str  # type of the outputs
     quantum: list[float | None]  # by output: its values differ by multiples of this. None: no lattice
@@ -59,6 +59,11 @@ class Rounding:
         return sum(q is not None for q in self.quantum) > len(self.quantum) / 2
 
     @property
+    def named(self) -> bool:
+        """Whether the arithmetic is known by name, and not only by the digits that are good."""
+        return self.precision in TYPE_NAMES
+
+    @property
     def words(self) -> str:
         """The finding, in sentences."""
         text = f"No rounding to be seen: {self.precision}."
@@ -69,11 +74,13 @@ class Rounding:
         elif self.rough:
             text = f"Rough: at close points answers differ by about {self.floor:.1g} of their size, and not by steps."
         elif self.floor > 0:
-            text = f"Rounding is about {self.floor:.1g} of the answers: {self.precision} inside."
+            other = f"by the tolerance of a solver, printed digits, or arithmetic in {arithmetic_of(self.floor)}"
+            cause = f"{self.precision} inside" if self.named else f"they are {self.precision}, {other}"
+            text = f"Rounding is about {self.floor:.1g} of the answers: {cause}."
         if self.shortcut is None:
             return text
         change = f"answers change by {self.shortcut_change:.1g} and rounding is about {self.shortcut:.1g}"
-        text += f" As things are set here (autocast, TF32), {change}: {precision_of(self.shortcut)}."
+        text += f" As things are set here (autocast, TF32), {change}: {arithmetic_of(self.shortcut)}."
         return f"{text} BlackBox switches that off, unless full_precision=False."
 
 
@@ -89,8 +96,8 @@ def measure_rounding(sampler: Sampler, facts: Facts, generator: torch.Generator)
     hidden = facts.noisy or constant or any(q is not None for q in quantum)
     floor, rough = (0.0, False) if hidden else _noise_floor(sampler, facts, generator)
     returned = type_of(facts.unit)
-    coarsest = max(returned, coarsest_type(seen))
-    precision = TYPE_NAMES[returned] if rough else precision_of(floor, coarsest)
+    # A solver's tolerance looks like coarse arithmetic: only the values themselves tell the type that holds them.
+    precision = TYPE_NAMES[returned] if rough else precision_of(floor, max(returned, coarsest_type(seen)))
     step = max((q for q in quantum if q is not None), default=0.0)
     coarse = floor > SETTINGS.coarse * max(facts.unit, torch.finfo(torch.float32).eps)
     half_width = 2 * floor * float(facts.scale.square().mean().sqrt()) if coarse else step / 2

@@ -88,7 +88,8 @@ def measure_speed(sampler: Sampler, facts: Facts, generator: torch.Generator) ->
     caller = sampler.caller
     allowed = sampler.evaluations + int(SETTINGS.share * sampler.affordable)
     end = sampler.elapsed + SETTINGS.share * sampler.time_left
-    sizes = [n for n in sorted({caller.smallest, *SETTINGS.sizes}) if caller.smallest <= n <= (caller.max_rows or n)]
+    most = caller.max_rows or max(SETTINGS.sizes)
+    sizes = [n for n in sorted({caller.smallest, most, *SETTINGS.sizes}) if caller.smallest <= n <= most]
     for n in sizes * SETTINGS.repeats:
         in_time = sampler.elapsed + caller.seconds_per_call + n * caller.seconds_per_row <= end
         fits = in_time and sampler.evaluations + n <= allowed and (caller.refused is None or n < caller.refused)
@@ -100,5 +101,4 @@ def measure_speed(sampler: Sampler, facts: Facts, generator: torch.Generator) ->
     if caller.refused is not None:
         known = caller.largest if caller.largest < caller.refused else 1
         caller.largest = min(caller.refused - 1, max(known, *batches))
-    most = None if caller.refused is None else caller.largest
-    return Speed(batches[min(batches)], batches, most)
+    return Speed(batches[min(batches)], batches, None if caller.refused is None else caller.largest)

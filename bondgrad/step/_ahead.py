@@ -12,9 +12,11 @@ from torch import Tensor
 
 from bondgrad.calling._function import RowFunction
 from bondgrad.calling._memory import Memory
-from bondgrad.errors import RequestCancelled, is_out_of_memory
+from bondgrad.errors import is_out_of_memory
 from bondgrad.estimators import Estimator
 from bondgrad.evaluators import Driver, Outcome
+from bondgrad.evaluators._driver import checked
+from bondgrad.evaluators._evaluator import Cancellation
 from bondgrad.policies import Steps
 from bondgrad.step._neighbourhood import Neighbourhood
 from bondgrad.step._perturbations import draw
@@ -96,25 +98,52 @@ def gradient_bytes(step: StepInputs) -> int:
     return rows * evaluations * parts.driver.repeats * each
 
 
+def fits_into_memory(step: StepInputs) -> bool:
+    """Whether the evaluations of a gradient may exist at one time; warns where they may not."""
+    driver, needed = step.parts.driver, gradient_bytes(step)
+    if needed <= (driver.evaluator.memory or driver.device_memory):
+        return True
+    warnings.warn(
+        f"eager=True needs {needed / 2**20:.0f} MiB for the evaluations of a gradient at one time, and is switched "
+        "off. Give the evaluator a larger memory=, or use smaller batches.",
+        stacklevel=2,
+    )
+    return False
+
+
+class Taken(NamedTuple):
+    """The evaluations of a gradient that were made ahead, for its backward pass."""
+
+    steps: Steps
+    delta: Tensor  # [n, B·T, d] the perturbations
+    outcomes: list[Outcome]  # of each request of the estimator
+
+
 class Ahead:
     """Evaluations of a gradient that are under way, or made, before its backward pass.
 
     What is never asked for is cancelled, as far as it has not started, and counted as waste.
     """
 
-    def __init__(self, plan: Plan, driver: Driver) -> None:
+    def __init__(self, plan: Plan, driver: Driver, generator: torch.Generator) -> None:
         self.plan: Plan | None = plan  # until it is carried out
-        self.steps, self.delta, self.structure = plan.steps, plan.delta, plan.structure
-        self.rows = plan.rows
-        self._evaluations = plan.rows * driver.repeats
-        self.cancelled = threading.Event()
+        self.generator = generator  # of random numbers, after those of the plan were drawn
+        self.structure, self.rows, self.device = plan.structure, plan.rows, plan.delta.device
+        self.cancelled = Cancellation()
         self.outcome: Future[Outcome] = Future()
         self.thread: threading.Thread | None = None  # in which they are made
+        self._steps, self._delta, self._repeats = plan.steps, plan.delta, driver.repeats
         self._shapes = [points.shape for points in plan.points]
         self._record, self._used = driver.record, False
 
-    def take(self) -> "list[Outcome] | None":
-        """The outcomes of the requests in their order, once; None: they were taken before, or memory ran out."""
+    def take(self, kept: Tensor | None = None) -> Taken | None:
+        """The evaluations, once; None: they were taken before, memory ran out, or they are not to be divided by rows.
+
+        Args:
+            kept: [B] which rows of the batch are those of the gradient, the others count as waste. None: all.
+        """
+        if kept is not None and any(len(kept) != shape[0] for shape in self._shapes):
+            self.drop()
         if self._used:
             return None
         self._used = True
@@ -129,7 +158,13 @@ class Ahead:
         except BaseException:  # Ctrl-C
             self.cancelled.set()
             raise
-        return list(self._parts(y, ok))
+        outcomes = list(self._parts(y, ok))
+        if kept is None:
+            return Taken(self._steps, self._delta, outcomes)
+        self._record.wasted += int((~kept).sum()) * (self.rows // len(kept)) * self._repeats
+        size, sign, delta = (_of_rows(t, kept) for t in (self._steps.size, self._steps.sign, self._delta))
+        outcomes = [Outcome(y[kept], None if ok is None else ok[kept.to(ok.device)]) for y, ok in outcomes]
+        return Taken(self._steps._replace(size=size, sign=sign), delta, outcomes)
 
     def _parts(self, y: Tensor, ok: Tensor | None) -> Iterator[Outcome]:
         first = 0
@@ -145,16 +180,20 @@ class Ahead:
             return
         self._used = True
         self.cancelled.set()
-        record, rows = self._record, self._evaluations
+        record, cancelled = self._record, self.cancelled
 
-        def count(future: "Future[Outcome]") -> None:
-            error = future.exception()
-            record.wasted += error.rows if isinstance(error, RequestCancelled) else 0 if error else rows
+        def count(_: "Future[Outcome]") -> None:
+            record.wasted += cancelled.evaluations
 
         self.outcome.add_done_callback(count)
 
     def __del__(self) -> None:
         self.drop()
+
+
+def _of_rows(t: Tensor, kept: Tensor) -> Tensor:
+    """The entries of some rows of a batch, kept [B], of a tensor [n, B·T, d] about all of them."""
+    return t.reshape(len(t), len(kept), -1)[:, kept].reshape(len(t), -1, t.shape[2])
 
 
 def ask_ahead(
@@ -172,8 +211,9 @@ def ask_ahead(
         everything, beside = torch.cat((points, x)), tuple(map(torch.cat, zip(plan.context, context, strict=True)))
         y, ok = driver.run(lambda: driver.ask(function, everything, beside, pairs, purpose="step"))
         rows = ahead.rows
+        ahead.cancelled.evaluations = rows * driver.repeats
         ahead.outcome.set_result(Outcome(y[:rows].clone(), None if ok is None else ok[:rows]))
-        return Outcome(y[rows:], None if ok is None else ok[rows:])
+        return Outcome(y[rows:]) if ok is None else checked(y[rows:])
     base, later, device = driver.reserve(), driver.reserve(), x.device
     cancelled, outcome = ahead.cancelled, ahead.outcome
 

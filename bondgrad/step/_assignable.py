@@ -89,13 +89,15 @@ class AssignableLayer(CapturableLayer):
 
     @property
     def evaluator(self) -> Evaluator:
-        """The evaluator, which evaluates rows. One that is assigned continues the numbers of requests."""
+        """The evaluator, which evaluates rows. One that is assigned goes on with the numbers of requests and counts."""
         return self.driver.evaluator
 
     @evaluator.setter
     def evaluator(self, evaluator: Evaluator | None) -> None:
         evaluator = Local() if evaluator is None else evaluator
-        self.driver = Driver(evaluator, self.progress, limits=self._limits, repeats=self.repeats)
+        record = self.driver.record
+        self.driver = Driver(evaluator, self.progress, limits=self._limits, repeats=self.repeats, record=record)
+        record.forget_workers()
 
     @property
     def limits(self) -> tuple[Any, Any] | None:

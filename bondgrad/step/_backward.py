@@ -1,13 +1,12 @@
 """The backward pass: from perturbations, through evaluations, to the gradient at the box's inputs."""
 
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from bondgrad.errors import BoxError
-from bondgrad.evaluators import Outcome
 from bondgrad.policies import Batch, MeasuringPolicy, Observation, Policy, State
 from bondgrad.step._health import TrialResult
 from bondgrad.step._neighbourhood import Neighbourhood
@@ -17,6 +16,9 @@ from bondgrad.step._trials import TrialRows, assumed_noise, result_of, rows_of, 
 from bondgrad.structure import Structure
 from bondgrad.structure.discovery._tracker import Discovery
 from bondgrad.torch_support import _device as device
+
+if TYPE_CHECKING:
+    from bondgrad.step._ahead import Taken
 
 
 def take_step(step: StepInputs) -> StepResult:
@@ -32,11 +34,10 @@ def take_step(step: StepInputs) -> StepResult:
         box.structure = discovery.structure
     start = prepare(step, box, batch)
 
-    known = take_ahead(step, start, box.structure)
-    if known is None or step.ahead is None:
-        steps, delta = draw(step.parts, start.state, batch, start.noise)  # delta [n, B·T, d]
-    else:
-        steps, delta = step.ahead.steps, step.ahead.delta
+    steps, delta, known = take_ahead(step, start, box.structure) or (
+        *draw(step.parts, start.state, batch, start.noise),  # delta [n, B·T, d]
+        None,
+    )
     slopes = box.slopes(step.gy, shaped(delta, delta.shape[:1] + step.x.shape), known)  # [B, W]
     g = shaped(usable(slopes, step.gy), batch.x.shape)  # [B·T, d]
 
@@ -121,8 +122,8 @@ def prepare(step: StepInputs, box: Neighbourhood, batch: Batch) -> Start:
     return start._replace(rows=rows if trying else None)
 
 
-def take_ahead(step: StepInputs, start: Start, structure: Structure) -> list[Outcome] | None:
-    """The outcomes of evaluations that began in the forward pass; None: there are none that fit this step."""
+def take_ahead(step: StepInputs, start: Start, structure: Structure) -> "Taken | None":
+    """The evaluations that began in the forward pass; None: there are none that fit this step."""
     if step.ahead is None:
         return None
     same_steps = start.state is step.state and start.noise_trial is None
@@ -130,7 +131,7 @@ def take_ahead(step: StepInputs, start: Start, structure: Structure) -> list[Out
         # A search found something, or another forward pass was differentiated meanwhile, and changed what is due.
         step.ahead.drop()
         return None
-    return step.ahead.take()
+    return step.ahead.take(step.forward.kept)
 
 
 def learn(step: StepInputs, state: State, seen: Observation) -> tuple[Tensor | None, State | None]:

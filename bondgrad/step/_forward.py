@@ -28,6 +28,8 @@ class ForwardInputs(NamedTuple):
     training: bool
     graded: bool  # whether a gradient may be asked for later
     autocast: torch.dtype | None  # for a box that does not run in full precision
+    # Takes in which rows [B] of x got finite outputs (None: all), and raises an error where a failure is one.
+    take_in: Callable[[Tensor, Tensor | None], None]
     # Plans the evaluations of the gradient at x and context on the device of the box; None: not yet, or not at all.
     plan: Callable[[Tensor, tuple[Tensor, ...]], Ahead | None] | None = None
 
@@ -72,9 +74,18 @@ def _answer(call: ForwardInputs) -> ForwardAnswer:
     if isinstance(memory, ExplicitState):
         return _ask_from_explicit_state(call, memory, seed)
     ahead = None if call.plan is None else call.plan(call.x, call.context)
-    if ahead is not None:
-        return ForwardAnswer(*ask_ahead(ahead, call.parts, call.x, call.context, call.autocast), ahead=ahead)
-    return ForwardAnswer(*_ask(call, call.parts.function, call.x, call.context, seed))
+    if ahead is None:
+        y, ok = _ask(call, call.parts.function, call.x, call.context, seed)
+    else:
+        y, ok = ask_ahead(ahead, call.parts, call.x, call.context, call.autocast)
+    _take_in(call, ok)
+    return ForwardAnswer(y, ok, ahead=ahead)
+
+
+def _take_in(call: ForwardInputs, ok: Tensor | None) -> None:
+    """Say which rows [B] got outputs, before anything is kept of the pass. On an accelerator nothing is read."""
+    if device.reading_is_free(call.x.device):
+        call.take_in(call.x, ok)
 
 
 def _ask(
@@ -103,6 +114,7 @@ def _ask_from_internal_state(call: ForwardInputs, memory: InternalState, seed: i
     answered = False
     try:
         y, ok = _ask(call, function, call.x, call.context, seed)
+        _take_in(call, ok)
         answered = ok is None or bool(ok.any())
         return ForwardAnswer(y, ok, ((0, before),))
     finally:
@@ -134,6 +146,7 @@ def _ask_from_explicit_state(call: ForwardInputs, memory: ExplicitState, seed: i
         answers.append(y.clone())  # a box may answer in the same memory each time
         ok = finite if ok is None else ok if finite is None else ok & finite
         before = _kept_where(finite, after, before)
+    _take_in(call, ok)
     memory.advance(before, call.training)
     return ForwardAnswer(torch.cat(answers, 1), ok, tuple(states))
 

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import math
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,14 +19,14 @@ from bondgrad.estimators import Estimator
 from bondgrad.evaluators import Driver, Progress
 from bondgrad.evaluators._record import CallRecord
 from bondgrad.policies import MeasuringPolicy, Policy, State
-from bondgrad.step._ahead import Ahead, gradient_bytes, plan_gradient
+from bondgrad.step._ahead import Ahead, fits_into_memory, plan_gradient
 from bondgrad.step._backward import needs_start, take_step
 from bondgrad.step._forward import ForwardInputs, evaluate
 from bondgrad.step._health import HealthMonitor, TrialResult
 from bondgrad.step._records import ForwardRecord, HostChanges, Parts, Step, StepInputs, StepResult
 from bondgrad.step._state import PolicyState
 from bondgrad.step._stats import Trace
-from bondgrad.step._substitutes import MEAN_STEPS, learn_mean, with_substitutes
+from bondgrad.step._substitutes import with_substitutes
 from bondgrad.step._trials import SETTINGS, trial_due, trial_share
 from bondgrad.structure import Structure
 from bondgrad.structure.discovery._tracker import StructureTracker
@@ -92,8 +91,10 @@ class Layer(nn.Module):
 
         Inside an activation checkpoint the answer is kept, and given again when the forward pass is run again.
         """
-        call = ForwardInputs(self.parts(), x, context, self.training, graded, autocast)
-        parameters = self.function.tensors.parameters() if graded else None
+        training, limited = self.training, self._limits is not None
+        take_in = functools.partial(self.trace.add_answer, limited, training, self.on_failure == "raise")
+        call = ForwardInputs(self.parts(), x, context, training, graded, autocast, take_in)
+        check = self.unchanged() if graded else None
 
         def ask(learns: bool) -> tuple[Tensor, ForwardRecord]:
             part, goes_ahead = ALONE, self.eager and graded and learns
@@ -103,17 +104,19 @@ class Layer(nn.Module):
             self._choose_readings(x.device)
             forward = ForwardRecord(self.training, autocast, part)
             plan = functools.partial(self._plan_ahead, forward) if goes_ahead else None
-            y, ok, states, ahead = evaluate(call._replace(plan=plan))
-            finite = None if ok is None else torch.isfinite(y)
+            with self.policy_state.schedule.kept_after_errors():
+                y, ok, states, ahead = evaluate(call._replace(plan=plan))
+            if ahead is not None:
+                self.policy_state.random.join(ahead.device, ahead.generator)
             if device.reading_is_free(self.function.compute_device(y.device)):
-                y = self._without_failures(x, y, ok, finite)
-            return y, ForwardRecord(self.training, autocast, part, states, finite, ahead, 0, parameters)
+                y = with_substitutes(self.progress, y, ok, self.training)
+            return y, ForwardRecord(self.training, autocast, part, states, ok, ahead, check=check)
 
         if is_capturing(x.device) or not in_checkpoint():
             return ask(graded and not in_backward())
         ordered = self.memory is not None
         (y, forward), ticket = self.answers.answer((x, *context), ordered, graded, ask)
-        return y.clone(), forward._replace(ticket=ticket, parameters=parameters)
+        return y.clone(), forward._replace(ticket=ticket, check=check)
 
     def _choose_readings(self, where: torch.device) -> None:
         """Take as many readings of every point as the policy wants, if it has a say in this."""
@@ -121,23 +124,6 @@ class Layer(nn.Module):
         if isinstance(policy, MeasuringPolicy) and not is_capturing(where):
             readings = policy.readings(self.policy_state.read(self.policy_state.device))
             self.driver.repeats = self.driver.repeats if readings is None else readings
-
-    def _without_failures(self, x: Tensor, y: Tensor, ok: Tensor | None, finite: Tensor | None) -> Tensor:
-        """The outputs y [B, d_out] of a forward pass at x [B, d], with substitutes for those that are not finite.
-
-        ok [B] and finite [B, d_out] say which rows and which outputs are; None: all.
-        """
-        self.trace.answered, not_sent = (y.shape[0], ok), 0
-        if ok is not None:
-            not_sent = 0 if self._limits is None else int((~torch.isfinite(x)).any(1).sum())
-            self.trace.add_failures((~ok).sum(), self.on_failure == "raise", not_sent)
-        if self.training:
-            self.trace.watch_share(0 if ok is None else int((~ok).sum()) - not_sent, y.shape[0])
-        if self.training and (ok is not None or self.progress.steps % MEAN_STEPS == 0):
-            learn_mean(self.progress, y, finite)
-        if finite is None:
-            return y
-        return with_substitutes(self.progress, y, finite) if self.training else y
 
     def parts(self) -> Parts:
         """The parts of the layer that its forward and backward passes work with."""
@@ -154,6 +140,20 @@ class Layer(nn.Module):
             self.full_precision,
         )
 
+    def unchanged(self) -> Callable[[], None]:
+        """A check that raises BoxError if the box has, by then, other parameters or limits than now."""
+        parameters, limits = self.function.tensors.parameters(), self._limits
+
+        def check() -> None:
+            self.function.tensors.check_parameters(parameters)
+            if self._limits is not limits:  # the outputs are those at points that may be outside now
+                raise BoxError(
+                    "limits or resolution were assigned after the forward pass whose gradient is asked for: assign "
+                    "them between a backward pass and the next forward pass"
+                )
+
+        return check
+
     def _next_seed(self) -> int:
         """The seed for the next calls of a box that takes one. In eval mode it is always the same."""
         schedule = self.policy_state.schedule
@@ -169,8 +169,8 @@ class Layer(nn.Module):
             return autograd.differentiate([x, y.double(), gy, *context], *rest)  # type: ignore[no-any-return]
         if torch._C._functorch.is_legacy_batchedtensor(gy):
             raise BoxError("is_grads_batched=True does not pass through a BlackBox: use torch.func.vmap instead")
-        if forward.parameters is not None:
-            self.function.tensors.check_parameters(forward.parameters)
+        if forward.check is not None:
+            forward.check()
         where = self.function.compute_device(x.device)
         here = (x, y, gy, *context)
         there = here if where == x.device else tuple(t.to(where) for t in here)
@@ -181,12 +181,15 @@ class Layer(nn.Module):
 
     def _take_step(self, forward: ForwardRecord, x: Tensor, y: Tensor, gy: Tensor, *context: Tensor) -> Tensor:
         """Put together the inputs of a backward pass on the device of the box, take the step, and keep its result."""
-        if forward.finite is not None:
+        if forward.ok is not None:
             return self._take_step_without_failures(forward, x, y, gy, *context)
         step = self._step_inputs(forward, x, y, gy, context)
         memory = self.memory
-        with memory.kept() if isinstance(memory, InternalState) else contextlib.nullcontext():
+        state_kept = memory.kept() if isinstance(memory, InternalState) else contextlib.nullcontext()
+        with state_kept, self.policy_state.schedule.kept_after_errors():
             result = take_step(step)
+            if result.failures is not None:  # which raises where failures are errors
+                self.trace.add_failures(result.failures, raises=self.on_failure == "raise")
         self._commit(result, forward)
         return result.g
 
@@ -221,48 +224,38 @@ class Layer(nn.Module):
         """
         time = x.shape[1] // self.in_features
         due = self.trial_due or (self.tracker is not None and self.tracker.unsettled(time))
-        if not self.training or due or self.out_features is None or is_capturing(x.device):
+        width = self.function.expected_width(self.progress.learnt)
+        if not self.training or due or width is None or is_capturing(x.device):
             return None
         if self._limits is not None and device.reading_is_free(x.device) and not bool(torch.isfinite(x).all()):
             return None  # such rows have no gradient, and are not evaluated
-        y = x.new_zeros(x.shape[0], time * self.out_features, dtype=self.function.dtype)
+        y = x.new_zeros(x.shape[0], time * width, dtype=self.function.dtype)
         step = self._step_inputs(forward, x, y, y, context)
         if forward.part.ranks > 1 and needs_start(self._policy, step.state):
             return None
-        if gradient_bytes(step) > (self.driver.evaluator.memory or self.driver.device_memory):
-            self.eager = False
-            warnings.warn(
-                f"eager=True needs {gradient_bytes(step) / 2**20:.0f} MiB for the evaluations of a gradient at one "
-                "time, and is switched off. Give the evaluator a larger memory=, or use smaller batches.",
-                stacklevel=2,
-            )
+        self.eager = fits_into_memory(step)
+        if not self.eager:
             return None
-        ahead = Ahead(plan_gradient(step), self.driver)
-        self.policy_state.random.join(x.device, step.generator)
-        return ahead
+        return Ahead(plan_gradient(step), self.driver, step.generator)
 
     def _take_step_without_failures(
         self, forward: ForwardRecord, x: Tensor, y: Tensor, gy: Tensor, *context: Tensor
     ) -> Tensor:
-        """The gradient [B, d], where some outputs of the forward pass were substitutes, which have no gradient."""
-        assert forward.finite is not None
-        if forward.ahead is not None:  # which has all rows
-            forward.ahead.drop()
-        finite, forward = forward.finite.to(x.device), forward._replace(finite=None, ahead=None)
-        y, gy = y.masked_fill(~finite, math.nan), gy.masked_fill(~finite, 0)
-        some = finite.any(1)
-        if self.memory is not None or forward.part.ranks > 1 or bool(some.all()):  # all rows of a batch belong together
-            return self._take_step(forward, x, y, gy, *context)
+        """The gradient [B, d], where some rows of the forward pass had substitutes, which have no gradient."""
+        assert forward.ok is not None
+        ok, forward = forward.ok.to(x.device), forward._replace(ok=None)
+        if self.memory is not None or forward.part.ranks > 1:  # all rows of a batch belong together
+            failed = ~ok[:, None]
+            return self._take_step(forward, x, y.masked_fill(failed, math.nan), gy.masked_fill(failed, 0), *context)
         g = torch.zeros_like(x)
-        if not bool(some.any()):
-            return g
-        g[some] = self._take_step(forward, *(t[some] for t in (x, y, gy, *context)))
+        if bool(ok.any()):
+            g[ok] = self._take_step(forward._replace(kept=ok), *(t[ok] for t in (x, y, gy, *context)))
+        elif forward.ahead is not None:
+            forward.ahead.drop()
         return g
 
     def _commit(self, result: StepResult, forward: ForwardRecord) -> None:
         """Keep what a step changes, after everything in it that can fail. Step hooks run last."""
-        if result.failures is not None:  # which raises where failures are errors
-            self.trace.add_failures(result.failures, raises=self.on_failure == "raise")
         if result.eval_start is not self.eval_start:
             self.eval_start = result.eval_start
         for error in result.errors:
@@ -295,7 +288,8 @@ class Layer(nn.Module):
     def _commit_on_host(self, changes: HostChanges) -> None:
         """Keep new values on the host, which a captured graph cannot change: every replay calls this again."""
         self.trace.last = changes.steps
-        self.progress.steps += changes.training
+        if changes.training:
+            self.progress.steps, self.progress.learnt = self.progress.steps + 1, self.function.learnt()
         if changes.training and trial_share(self._policy, self.noise) > 0:
             self.policy_state.schedule.step(changes.evaluations)
         if changes.training and self.tracker is not None:

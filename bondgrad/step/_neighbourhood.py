@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bondgrad.calling._inputs import Limits
 from bondgrad.calling._memory import InternalState
-from bondgrad.errors import BoxError, EvaluationLimitError
+from bondgrad.errors import BoxError, EvaluationLimitError, is_mistake
 from bondgrad.estimators import Evaluate, Site, within_limits
 from bondgrad.evaluators import Outcome
 from bondgrad.evaluators._evaluator import Purpose
@@ -89,7 +89,7 @@ class Neighbourhood:
     def ask_again(self, purpose: Purpose) -> Tensor:
         """The outputs [B, W_out] of another evaluation at the rows themselves."""
         everything = torch.arange(len(self.x), device=self.x.device)
-        return self.ask(self.x[:, None, None].clone(), everything, purpose).y.flatten(1)
+        return self.run(lambda: self.ask(self.x[:, None, None].clone(), everything, purpose).y.flatten(1))
 
     def _ask_near(
         self, points: Tensor, rows: slice | Tensor, purpose: Purpose, start: int, seed: int | None
@@ -141,8 +141,24 @@ class Neighbourhood:
         """The gradient [B, W] for gy [B, W_out], with perturbations [n, B, W], before any scaling of its rows.
 
         Not finite where no evaluation says anything about an entry. What is `known` of the evaluations, in the order
-        of the requests that `planned` returned, is not asked.
+        of the requests that `planned` returned, is not asked. A request may have the moves of a single row, at which
+        the box fails: it is given up, as `BoxError` says, when none of the requests was answered.
         """
+        errors: list[tuple[BoxError, int]] = []  # of requests that were not answered at all, and their numbers of rows
+        answered = False
+
+        def ask(points: Tensor, rows: slice, start: int) -> Outcome:
+            nonlocal answered
+            try:
+                outcome = self.ask(points, rows, "gradient", start)
+            except BoxError as error:
+                if is_mistake(error) or self.whole:  # of a box with memory, a request is all rows
+                    raise
+                errors.append((error, points.shape[:-1].numel()))
+                y = self._no_outputs(points)
+                return Outcome(y, torch.isfinite(y).all(-1))
+            answered = True
+            return outcome
 
         def evaluate_from(start: int) -> Evaluate:
             failures = self.failures[start] = []  # those of an attempt that ended for lack of memory do not count
@@ -150,7 +166,7 @@ class Neighbourhood:
 
             def evaluate(points: Tensor, rows: slice) -> tuple[Tensor, Tensor | None]:
                 if answers is None:
-                    y, ok = self.ask(points, rows, "gradient", start)
+                    y, ok = ask(points, rows, start)
                 else:
                     y, ok = next(answers)
                     self._count(points, "gradient")
@@ -166,7 +182,17 @@ class Neighbourhood:
 
             return evaluate
 
-        return self._estimate(gy, delta, evaluate_from, all_at_once=known is not None)
+        slopes = self._estimate(gy, delta, evaluate_from, all_at_once=known is not None)
+        if errors and not answered:
+            raise errors[0][0]
+        for error, count in errors:
+            self.parts.driver.record.tell(error, 0, count)
+        return slopes
+
+    def _no_outputs(self, points: Tensor) -> Tensor:
+        """NaN in the place of the outputs at points [..., W]."""
+        width = self.y.shape[1] * points.shape[-1] // self.x.shape[1]
+        return self.y.new_full((*points.shape[:-1], width), math.nan)
 
     def planned(self, gy: Tensor, delta: Tensor) -> list[tuple[Tensor, slice]]:
         """The requests of the estimator, points [b, ..., ends, W] and rows of the batch, none of which is made."""
@@ -194,8 +220,7 @@ class Neighbourhood:
                     raise
                 except BoxError as error:  # outside its domain, perhaps, where a usual step does not lead
                     self.errors.append(error)
-                    width = self.y.shape[1] * points.shape[-1] // self.x.shape[1]
-                    told.append(self.y.new_full((*points.shape[:-1], width), math.nan))
+                    told.append(self._no_outputs(points))
                 return told[-1], None
 
             return evaluate

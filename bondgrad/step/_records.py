@@ -53,10 +53,11 @@ class ForwardRecord(NamedTuple):
     autocast: torch.dtype | None = None  # for a box that does not run in full precision
     part: JointBatch = ALONE  # where the rows stand in a batch of several processes
     states: StatesByStart = ()  # of a box with memory
-    finite: Tensor | None = None  # [B, d_out] which outputs came and are finite; None: all
+    ok: Tensor | None = None  # [B] which rows got finite outputs; None: all
     ahead: "Ahead | None" = None  # evaluations of the gradient that began in the forward pass
+    kept: Tensor | None = None  # [B] which of its rows have a gradient, in a step of these alone; None: all
     ticket: int = 0  # of an answer kept for activation checkpointing; 0: none
-    parameters: list[Tensor | None] | None = None  # of a box that is a module
+    check: Callable[[], None] | None = None  # raises an error if the box is another one by now
 
 
 class StepInputs(NamedTuple):

@@ -1,6 +1,7 @@
 """What a layer carries from step to step."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -165,6 +166,16 @@ class Schedule:
         self.spent += evaluations
         self.last = (self.steps, self.credit, evaluations)
         self.noise = noise
+
+    @contextlib.contextmanager
+    def kept_after_errors(self) -> Iterator[None]:
+        """A context after which the count of seeds is what it was before, if an error ends it."""
+        seeds = self.seeds
+        try:
+            yield
+        except BaseException:
+            self.seeds = seeds
+            raise
 
     def begin(self) -> None:
         """Return to the beginning, where the box or its policy has changed. Only the count of seeds goes on."""

@@ -54,7 +54,7 @@ class Stats(NamedTuple):
     step: Tensor | None  # [d] mean size of the last step's perturbations, before limits
     health: HealthReport | None = None  # what the last trial said of the box, where there are trials
     retried: int = 0  # evaluations of rows that were asked again
-    wasted: int = 0  # evaluations ahead of a backward pass that never came
+    wasted: int = 0  # evaluations ahead of a backward pass that never came, or of rows that failed
     recorded: int = 0  # rows that were not evaluated, since a journal had the answer
     errors: Mapping[str, int] = MappingProxyType({})  # rows on which the box raised an error, by its type
     tracebacks: Mapping[str, str] = MappingProxyType({})  # the first error of each type in full
@@ -93,6 +93,23 @@ class Trace:
             return None
         rows, ok = self.answered
         return torch.ones(rows, dtype=torch.bool) if ok is None else ok
+
+    def add_answer(self, limited: bool, training: bool, raises: bool, x: Tensor, ok: Tensor | None) -> None:
+        """Take in which rows of a forward pass got outputs, count the others, and raise an error or warn of them.
+
+        Args:
+            limited: Whether rows that are not finite were not sent to the box.
+            training: Whether the pass is one of training.
+            raises: Whether a row without an output is an error.
+            x: [B, d] the rows.
+            ok: [B] which of them got finite outputs; None: all.
+        """
+        self.answered, not_sent = (x.shape[0], ok), 0
+        if ok is not None:
+            not_sent = int((~torch.isfinite(x)).any(1).sum()) if limited else 0
+            self.add_failures((~ok).sum(), raises, not_sent)
+        if training:
+            self.watch_share(0 if ok is None else int((~ok).sum()) - not_sent, x.shape[0])
 
     def add_failures(self, count: Tensor, raises: bool, not_sent: int = 0) -> None:
         """Count failed rows, and raise an error or warn once. On an accelerator the warning waits for `stats`.

@@ -1,5 +1,7 @@
 """Rows of a forward pass for which the box gave no usable output."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -9,19 +11,27 @@ MEAN_STEPS = 8  # training steps from one batch that counts for the mean of the 
 MEAN_BATCHES = 16  # over about so many of them the mean goes
 
 
-def learn_mean(progress: Progress, y: Tensor, finite: Tensor | None) -> None:
-    """Take the outputs y [B, d_out] of a training step into their mean; finite [B, d_out]: which are; None: all."""
-    now = y.mean(0) if finite is None else torch.where(finite, y, 0).sum(0) / finite.sum(0)
+def learn_mean(progress: Progress, y: Tensor, ok: Tensor | None) -> None:
+    """Take the outputs y [B, d_out] of a training step into their mean; ok [B]: which rows are finite; None: all."""
+    now = y.mean(0) if ok is None else torch.where(ok[:, None], y, 0).sum(0) / ok.sum()
     before = progress.output_mean
     if before is None or (before.shape, before.dtype, before.device) != (now.shape, now.dtype, now.device):
         progress.output_mean, progress.batches = now.nan_to_num(0, 0, 0), 1
         return
     progress.batches = min(progress.batches + 1, MEAN_BATCHES)
-    now = torch.where(torch.isfinite(now), now, before)  # an output that no row has, or a sum too large, says nothing
+    now = torch.where(torch.isfinite(now), now, before)  # a mean of no rows, or a sum too large, says nothing
     progress.output_mean = torch.lerp(before, now, 1 / progress.batches)
 
 
-def with_substitutes(progress: Progress, y: Tensor, finite: Tensor) -> Tensor:
-    """The outputs y [B, d_out], with the mean of an output in place of those that are not finite [B, d_out]."""
-    assert progress.output_mean is not None  # it was learnt from the same outputs
-    return torch.where(finite, y, progress.output_mean)
+def with_substitutes(progress: Progress, y: Tensor, ok: Tensor | None, training: bool) -> Tensor:
+    """The outputs y [B, d_out] of a forward pass, with the mean of every output in rows that failed; in evaluation NaN.
+
+    A row of which only some outputs are finite has failed, since no two parts of it need belong together. ok [B] tells
+    which rows have not; None: none has failed.
+    """
+    ok = None if ok is None else ok.to(y.device)
+    if training and (ok is not None or progress.steps % MEAN_STEPS == 0):
+        learn_mean(progress, y, ok)
+    if ok is None:
+        return y
+    return torch.where(ok[:, None], y, progress.output_mean if training else math.nan)  # type: ignore[arg-type]

@@ -218,15 +218,14 @@ class Transformed(Opaque):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:  # noqa: ANN401
-        """Save also the layer, which keeps it alive, and the parameters that the box has in the forward pass."""
+        """Save also a check that the box is the same in the backward pass; it keeps the layer alive."""
         Opaque.setup_context(ctx, inputs, output)
-        ctx.box = lookup(inputs[1])
-        ctx.parameters = ctx.box.function.tensors.parameters()
+        ctx.check = lookup(inputs[1]).unchanged()
 
     @staticmethod
     def backward(ctx: Any, gy: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        """As `Opaque.backward`, after a check that the parameters of the box are those of the forward pass."""
-        ctx.box.function.tensors.check_parameters(ctx.parameters)
+        """As `Opaque.backward`, after a check that the box is that of the forward pass."""
+        ctx.check()
         return Opaque.backward(ctx, gy, _)
 
 

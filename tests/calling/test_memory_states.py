@@ -8,7 +8,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from bondgrad import BlackBox, BoxError
-from bondgrad.evaluators import Local
+from bondgrad.evaluators import Local, Threads
 from bondgrad.policies import Fixed
 from bondgrad.structure import Sequence
 from tests.calling.test_memory import carried, expected, leaky, stream
@@ -275,3 +275,61 @@ def test_transforms_are_refused():
     layer = carried()
     with pytest.raises(BoxError, match=r"torch\.func"):
         torch.func.grad(lambda x: layer(x).sum())(torch.randn(4, 3).double())
+
+
+def fragile(x, state):
+    state += 1.0  # writes into its state, also where it fails
+    if bool((x[:, 0] > 5).any()):
+        raise RuntimeError("too high")
+    state += x - 1.0
+    return torch.tanh(state), state
+
+
+@pytest.mark.filterwarnings("ignore:.*(got no finite output|were asked again)")
+@pytest.mark.parametrize("evaluator", [Local(), Local(max_rows=1), Local(max_rows=7), Threads(2)], ids=str)
+@pytest.mark.parametrize("structure", [None, Sequence()])
+def test_a_row_that_raises_keeps_its_state_and_the_others_go_on(evaluator, structure):
+    def fn(x, state):
+        y, state = fragile(x.flatten(1), state)
+        return y.view(x.shape), state
+
+    start = torch.zeros(1, 2)
+    layer = BlackBox(fn, 2, state=start, structure=structure, evaluator=evaluator, policy=Fixed(1e-2), seed=0)
+    expected, ok = torch.zeros(64, 2), torch.ones(64, dtype=torch.bool)
+    for step in range(3):
+        x = torch.randn(64, 2)
+        x[[5, 40], 0] = 9.0 if step == 1 else 1.0
+        ok[[5, 40]] = step != 1
+        expected[ok] += x[ok]
+        shape = x.shape if structure is None else (64, 1, 2)
+        g = gradient(layer, x.view(shape), torch.ones(shape)).view(64, 2)
+        assert torch.equal(layer.last_ok, ok)
+        assert close(g, torch.where(ok[:, None], 1 - torch.tanh(expected).square(), 0), 1e-2)
+        after = layer.memory.before(64, True, torch.device("cpu"))[0]
+        assert torch.allclose(after, expected, atol=1e-6)
+    evaluator.close()
+
+
+def test_a_box_that_is_broken_is_found_out_with_a_few_rows():
+    calls = []
+
+    def fn(x, state):
+        calls.append(len(x))
+        raise RuntimeError("broken")
+
+    layer = BlackBox(fn, 2, state=torch.zeros(1, 2), evaluator=Local(retries=0))
+    with pytest.raises(BoxError, match="broken"):
+        layer(torch.randn(64, 2))
+    assert calls == [64] + 8 * [8] + 8 * [1]
+    assert layer.memory.get_extra_state()["train"] is None
+
+
+def test_without_errors_there_is_one_call():
+    calls = []
+
+    def fn(x, state):
+        calls.append(len(x))
+        return leaky(x, state)
+
+    BlackBox(fn, 3, state=torch.zeros(1, 3))(torch.randn(20, 3))
+    assert calls == [20]

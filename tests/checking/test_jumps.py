@@ -104,6 +104,17 @@ def test_inputs_that_a_layer_moves_far_since_the_box_jumps_are_named_and_not_jud
     assert found == 3
 
 
+@pytest.mark.parametrize("policy", ["calibrated", Fixed(0.1)])
+def test_advice_on_such_inputs_goes_by_their_error(policy):
+    """The gradient of input 2 is several times the slope: a more exact solver would not help."""
+    layer = BlackBox(noisy(jumping, 1e-3), 3, policy=policy, seed=1)
+    layer(rows(3).requires_grad_()).sum().backward()
+    found = check(layer, rows(3, seed=1), seed=1, budget=3000)
+    assert str(found).startswith("undecided: the box jumps along input")
+    assert found.obstacle.jump_error > 1
+    assert found.notes[0].endswith("policy=bondgrad.policies.Fixed(1)")
+
+
 def test_a_gradient_by_hand_is_wrong_along_such_inputs():
     class Half(torch.autograd.Function):
         @staticmethod

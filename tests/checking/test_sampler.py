@@ -11,6 +11,7 @@ from torch import nn
 
 from bondgrad import BlackBox, check
 from bondgrad.evaluators import Answer, Local
+from bondgrad.policies import Fixed
 from tests.checking.test_check import DTYPES, rows
 from tests.checking.test_difficult_boxes import scaled
 from tests.helpers import noisy, root, same_state
@@ -187,6 +188,76 @@ def test_a_black_box_inside_a_model_is_counted():
     fn = Counted(noisy(torch.sin, 0.01))
     model = nn.Sequential(nn.Linear(4, 3).double(), BlackBox(fn, 3, seed=0))
     assert check(model, rows(4), budget=20_000).evaluations == fn.rows <= 20_000
+
+
+# ---- limits and resolution
+
+
+class Recorder:
+    """A function that keeps the points at which it was evaluated."""
+
+    def __init__(self, fn):
+        self.fn, self.points = fn, []
+
+    def __call__(self, x):
+        self.points.append(x.detach().clone())
+        return self.fn(x)
+
+
+@pytest.mark.parametrize("around", [lambda layer: layer, nn.Sequential], ids=["layer", "module"])
+def test_limits_of_a_black_box_are_given_to_it(around):
+    """The layer would move its inputs beyond limits that only the check knows, and set other values than these."""
+    fn = Recorder(lambda x: torch.sin(3 * x))
+    layer = BlackBox(fn, 2, policy=Fixed(0.3), seed=0)
+    with pytest.raises(ValueError, match=r"BlackBox\(limits=...\), or assign box.limits"):
+        check(around(layer), rows(2), limits=(-0.3, 0.3))
+    assert not fn.points
+    layer.limits = (-0.3, 0.3)
+    check(around(layer), rows(2), budget=5000)
+    assert torch.cat(fn.points).abs().max() <= 0.3
+
+
+@pytest.mark.parametrize("bound", [0.48, 0.5, 0.52, 0.54])
+def test_values_that_can_be_set_begin_at_the_limits_of_the_layer(bound):
+    x = 0.8 * torch.rand(200, 2, generator=torch.Generator().manual_seed(0)) - 0.4
+    fn = Recorder(lambda x: torch.sin(3 * x) @ torch.ones(2, 2))
+    assert check(BlackBox(fn, 2, limits=(-bound, bound), resolution=0.04, seed=0), x)
+    steps = (torch.cat(fn.points).double() + bound) / 0.04
+    assert (steps - steps.round()).abs().max() < 1e-4
+
+
+class Scan(nn.Module):
+    """A module whose attributes have names that mean something else to a BlackBox."""
+
+    def __init__(self, layer, limits, resolution):
+        super().__init__()
+        self.layer, self.limits, self.resolution = layer, limits, resolution
+
+    def forward(self, x):
+        return self.layer(2 * x)
+
+
+@pytest.mark.parametrize(("limits", "resolution"), [(None, "high"), (None, (224, 224)), ("speed", None), ((0, 1), 0.5)])
+@pytest.mark.parametrize("layer", [torch.sin, nn.Tanh(), BlackBox(torch.sin, 2, seed=0)])
+def test_attributes_that_are_not_those_of_a_black_box_are_left_aside(layer, limits, resolution):
+    assert check(Scan(layer, limits, resolution), rows(2), budget=10_000)
+
+
+@pytest.mark.parametrize("limits", [(-2, 2), (-2, [2.0, 2.0]), (torch.tensor([-2.0, -2.0]), np.array([2.0, 2.0]))])
+def test_a_module_with_the_limits_and_resolution_of_its_black_box_is_checked_within_them(limits):
+    class Around(Scan):
+        def forward(self, x):
+            points.append(x.detach())
+            return self.layer(x)
+
+    points, layer = [], BlackBox(torch.sin, 2, limits=limits, resolution=0.02, policy=Fixed(0.02))
+    module = Around(layer, layer.limits, layer.resolution)
+    for box in (module, copy.deepcopy(module)):
+        points.clear()
+        assert check(box, 0.5 * rows(2))
+        steps = (torch.cat(points) + 2) / 0.02
+        assert (steps - steps.round()).abs().max() < 1e-6
+        assert torch.cat(points).abs().max() <= 2
 
 
 # ---- the evaluator

@@ -1,6 +1,7 @@
 """Boxes for evaluators: slow, flaky, hanging, of one row at a time. They are importable in other processes."""
 
 import os
+import sys
 import threading
 import time
 
@@ -66,6 +67,22 @@ class DiesOnce:
         if bool((x[:, 0] > 1).any()) and not self.path.exists():
             self.path.touch()
             os.kill(os.getpid(), 9)
+        return torch.sin(x)
+
+
+def leaving_factory():
+    sys.exit("the licence server is down")
+
+
+class Leaves:
+    """Ends the program at rows above 1, in one of the ways that are no `Exception`."""
+
+    def __init__(self, error=SystemExit):
+        self.error = error
+
+    def __call__(self, x: torch.Tensor):
+        if bool((x[:, 0] > 1).any()):
+            raise self.error("the box leaves")
         return torch.sin(x)
 
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from bondgrad import BlackBox
+from bondgrad import BlackBox, BoxError
 from bondgrad.calling._function import RowFunction
 from bondgrad.errors import EvaluationLimitError
-from bondgrad.evaluators import Driver, Local
+from bondgrad.evaluators import Driver, Local, Threads
 from bondgrad.evaluators._pace import Pace
 from bondgrad.policies import Fixed
 from tests.evaluators.test_retries import Faulty, ask, numbers
@@ -29,6 +29,33 @@ def test_rows_that_are_asked_again_count_for_the_limit():
     with pytest.raises(EvaluationLimitError, match="the next request has 1 rows, and 5 of max_evaluations=5"):
         ask(fn, 2, Local(max_evaluations=5, retries=5))
     assert fn.calls == [[0, 1], [0], [1], [1]]
+
+
+def test_rows_that_were_evaluated_before_memory_ran_out_count_for_the_limit():
+    evaluated = []
+
+    def fn(x: torch.Tensor):
+        evaluated.append(len(x))
+        if len(evaluated) == 32:
+            raise MemoryError
+        return x
+
+    driver = Driver(Local(max_rows=2, max_evaluations=100))
+    with pytest.warns(UserWarning, match="out of memory"), pytest.raises(EvaluationLimitError, match="and 64 of max"):
+        driver.run(lambda: driver.ask(RowFunction(fn, None), numbers(70)))
+    assert sum(evaluated) == driver.record.evaluations == 64
+    assert driver.record.errors == {"MemoryError": 2}
+
+
+@pytest.mark.parametrize("evaluator", [Local(max_rows=1), Threads(1, max_rows=1)])
+@pytest.mark.parametrize("error", [TypeError, KeyboardInterrupt, SystemExit])
+def test_rows_that_were_evaluated_before_the_training_ended_count(evaluator, error):
+    fn = Faulty(5, error=error)
+    layer = BlackBox(fn, 1, evaluator=evaluator)
+    with pytest.raises((BoxError, error)):
+        layer(numbers(8))
+    assert len(fn.calls) == layer.stats.evaluations == layer.driver.record.evaluations == 6
+    assert [worker.rows for worker in layer.stats.workers] == [6]
 
 
 @pytest.mark.parametrize("policy", ["calibrated", Fixed(1e-2)])

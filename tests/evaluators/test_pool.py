@@ -13,6 +13,7 @@ from bondgrad import BlackBox, BoxError
 from bondgrad.calling._function import RowFunction
 from bondgrad.errors import RequestCancelled
 from bondgrad.evaluators import Driver, Request, Threads
+from bondgrad.evaluators._evaluator import Cancellation
 from bondgrad.evaluators._tasks import divide, pack, unpack
 from bondgrad.evaluators._worker import takes_number
 
@@ -132,8 +133,43 @@ def test_when_all_workers_fail_they_are_still_asked():
     assert torch.equal(y, points.sin())
 
 
+def test_a_worker_that_answers_again_is_set_aside_no_longer():
+    both = threading.Barrier(2)
+
+    def fn(x: torch.Tensor):
+        both.wait(60)
+        return x
+
+    with Threads(2, max_rows=1) as evaluator:
+        layer = BlackBox(fn, 2, evaluator=evaluator)
+        layer(torch.zeros(2, 2))  # from now on both threads have the box
+        source = evaluator.source(layer.function)
+        with evaluator.changed:
+            first = evaluator.take_worker(source, 2)
+            for _ in range(10):
+                evaluator.judge(first, failed=True)
+            evaluator.judge(first, failed=False)
+            evaluator.give_back(first, True, source)
+            taken = [evaluator.take_worker(source, 2) for _ in range(2)]
+            for worker in taken:
+                evaluator.give_back(worker, True, source)
+    assert {worker.number for worker in taken} == {0, 1}
+
+
+def test_a_worker_may_fail_thousands_of_times_in_a_row():
+    def fn(x: torch.Tensor):
+        if x[0, 0] < 1100:
+            raise RuntimeError("out of range")
+        return x
+
+    points = torch.arange(1101.0)[:, None]
+    with Threads(1, max_rows=1, retries=0) as evaluator, pytest.warns(UserWarning, match="out of range"):
+        ok = Driver(evaluator).ask(RowFunction(fn, None), points).ok
+    assert ok.tolist() == [False] * 1100 + [True]
+
+
 def test_a_request_that_is_cancelled_starts_no_more_tasks():
-    cancelled, calls = threading.Event(), []
+    cancelled, calls = Cancellation(), []
 
     def fn(x: torch.Tensor):
         calls.append(len(x))

@@ -251,14 +251,28 @@ def test_answers_of_a_wrong_form_are_raised_at_once():
     assert calls == [8]
 
 
-def test_a_box_that_answers_nothing_is_an_error_after_a_few_rows():
-    fn = Faulty(*range(1000))
+@pytest.mark.parametrize("pairs", [False, True])
+def test_a_box_that_answers_nothing_is_an_error_when_every_row_was_asked_alone_once(pairs):
+    fn = Faulty(*range(900))
     with pytest.raises(BoxError, match="out of range") as caught:
-        ask(fn, 1000)
-    assert fn.sizes == [1000] + 3 * [1] * 8
-    assert len({row for call in fn.calls[1:] for row in call}) == 24  # others each time
-    assert "None of 1000 rows got an output" in caught.value.__notes__[0]
-    assert "ValueError on rows of shape [1000, 1]" in str(caught.value)
+        ask(fn, 900, pairs=pairs)
+    assert fn.sizes == [900] + [1] * 900
+    assert {row for call in fn.calls[1:] for row in call} == set(range(900))
+    assert "None of 900 rows got an output" in caught.value.__notes__[0]
+    assert "ValueError on rows of shape [900, 1]" in str(caught.value)
+
+
+@pytest.mark.parametrize("max_rows", [None, 1, 7])
+@pytest.mark.parametrize("pairs", [False, True])
+@pytest.mark.parametrize("retries", [0, 2])
+def test_rows_that_a_few_others_do_not_speak_for_are_found_whatever_the_size_of_calls(max_rows, pairs, retries):
+    answered = [3, 4, 5, 6]
+    fn = Faulty(*set(range(64)) - set(answered))
+    with pytest.warns(UserWarning, match="60 (remained without an|rows got no) output"):
+        y, ok = ask(fn, 64, Local(max_rows=max_rows, retries=retries), pairs=pairs)
+    assert ok.nonzero().flatten().tolist() == answered
+    assert torch.equal(y[ok], 2 * numbers(64)[ok])
+    assert all([row] in fn.calls for row in fn.bad)
 
 
 @pytest.mark.parametrize("pairs", [False, True])

@@ -2,9 +2,11 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
+from bondgrad import probe
 from bondgrad.probing._differences import Smoothness, StepLadder, judge_bends, judge_slopes
 
 LADDER = torch.tensor([0.001, 0.01, 0.1, 1.0], dtype=torch.float64)
@@ -113,6 +115,43 @@ def test_the_power_with_which_bends_fall(order, kind):
     assert found.jump == (pytest.approx(64.0**-order) if kind == "jumps" else 0)
 
 
+@pytest.mark.parametrize(
+    ("bends", "kind"),
+    [
+        ((1.0, 8.0, 64.0, 512.0, 4096.0), "poles"),
+        ((1.0, 500.0, 500.0, 500.0, 500.0), "poles"),  # the second look has a point next to it by chance
+        ((1.0, 1.0, 0.9, 8.0, 64.0), "poles"),
+        ((0.1, 1.0, 1.0, 1.0, 1.0), "jumps"),  # two jumps that cancelled
+        ((1.0, 0.7, 1.2, 1.0, 1.0), "jumps"),
+        ((1.0, 8.0, 1.0, 1 / 64, 1 / 4096), "smooth"),  # steep, but no pole
+    ],
+)
+def test_at_a_pole_bends_grow_without_bound(bends, kind):
+    found = judged_bends(*bends)
+    assert found.kind == kind
+    assert (found.jump > 0) == (kind == "jumps")
+
+
+def test_jumps_beside_a_pole():
+    bends = torch.tensor([[1.0, 1.0], [8.0, 1.0], [64.0, 1.0]], dtype=torch.float64)
+    assert judge_bends(bends, torch.full_like(bends, 1e-12)) == Smoothness("jumps", pytest.approx(-1), 1.0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_pole_is_not_taken_for_jumps_and_right_is_the_slope(seed):
+    def fn(x: np.ndarray):
+        x = x.astype(float)
+        return np.stack([np.sin(2 * x[:, 0]) * x[:, 1], x[:, 2] / (1 + x[:, 0])], 1)
+
+    x = torch.randn(200, 3, generator=torch.Generator().manual_seed(seed))
+    report = probe(fn, x, seed=seed)
+    assert report.verdict.startswith("deterministic, with poles")
+    assert report.gradients.reference == "the slope"
+    # Fixed steps of a spread reach across the pole, and short ones do not.
+    assert report.gradients.predicted > 0.95
+    assert report.gradients.step is None or report.gradients.step < 0.3
+
+
 def test_the_closest_look_counts_and_the_roughest_line():
     bends = torch.tensor([[1.0, 1.0], [1.0, 1 / 64], [1 / 64, 1 / 512]], dtype=torch.float64)
     found = judge_bends(bends, torch.full_like(bends, 1e-12))
@@ -131,4 +170,5 @@ def test_bends_that_are_not_seen_say_nothing():
 
 def test_words_about_smoothness():
     assert Smoothness("jumps", 0.0, 0.25).words.startswith("It jumps, by up to 25 % of the spread")
+    assert "poles, next to which its outputs grow" in Smoothness("poles", -1.0, 0.0).words
     assert "drowns" in Smoothness("unclear", None, 0.0).words

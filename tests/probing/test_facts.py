@@ -50,6 +50,8 @@ def test_changes_that_may_come_from_rounding():
     assert facts([4.0], rounding=rounding(1e-9)).tolerance.item() == 4 * 2 * UNIT
     for std, expected in [(1.0, 256 * UNIT), (10 * UNIT, 40 * UNIT), (UNIT, 8 * UNIT)]:
         assert facts([4.0], randomness=noise([std], [std])).tolerance.item() == pytest.approx(expected)
+    remembered = facts([1.0], [-1.0], history=History(False, rounding=0.01))
+    assert remembered.tolerance.item() == pytest.approx(0.04 * math.sqrt(2))
     mixed = facts([4.0, 4.0], randomness=noise([10 * UNIT, 0.0], [0.0, 0.0]))
     assert mixed.tolerance.tolist() == pytest.approx([40 * UNIT, 256 * UNIT])
 

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -62,6 +63,38 @@ def test_without_evaluations_to_spare_it_is_known_to_half_a_gap():
     assert found.low == pytest.approx(0.7, abs=1.2 / 4 / 2)
     assert found.low != pytest.approx(0.7, abs=0.005)
     assert found.high is None
+
+
+def test_failures_are_said_of_the_values_that_were_tried():
+    """It fails and works in turns, between values that are tried."""
+
+    def fn(x: np.ndarray):
+        y = np.sin(x)
+        y[np.sin(40 * x.sum(1)) > 0.3] = np.nan
+        return y
+
+    x = unit_rows()
+    for budget, values in ((20_000, 17), (600, 9)):
+        words = probe(fn, x, budget=budget).ranges.words
+        assert f"Of {values} values tried of each input, it fails at those of input 0" in words
+        assert words.endswith("Between them it was not tried.")
+
+
+def test_inputs_that_cannot_be_moved_far_are_not_called_still():
+    """It works where the second input is near 1/2, as it is at all rows but two, whatever they move."""
+
+    def fn(x):
+        return torch.where((x[:, 1:] - 0.5).abs() < 0.01, torch.sin(x), math.nan)
+
+    x = unit_rows()
+    x[2:, 1] = 0.5
+    report = probe(fn, x)
+    assert report.sensitivity.change[0] > 0.1
+    assert "The box failed wherever 1 input moved by so much." in report.words["Inputs"]
+    assert math.isnan(report.sensitivity.change[1])
+    assert 1 not in report.sensitivity.dead
+    assert report.gradients is not None
+    assert report.as_dict()["sensitivity"]["change"][1] is None
 
 
 def test_the_share_of_the_range_without_change():

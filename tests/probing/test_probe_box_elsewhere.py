@@ -50,7 +50,7 @@ def test_probe(evaluator):
     assert report.speed.latency > 0
     assert report.rounding.returned == "float32"
     assert report.overlap is None  # where it is called is decided
-    assert report.reasons["evaluator"] == "the one given"
+    assert report.reasons["evaluator"] == "put here the one that was given to probe"
     names = {"evaluator": evaluator}
     exec(report.code, names)  # noqa: S102
     x = torch.randn(6, 4)

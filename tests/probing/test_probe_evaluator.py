@@ -82,7 +82,7 @@ def test_rows_that_are_evaluated_elsewhere_are_counted():
 
 def test_the_recommended_code_keeps_the_evaluator():
     report = probe(torch.sin, rows(), evaluator=Local())
-    assert report.reasons["evaluator"] == "the one given"
+    assert report.reasons["evaluator"] == "put here the one that was given to probe"
 
     def few(x):
         if len(x) > 20:

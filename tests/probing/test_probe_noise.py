@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from bondgrad import probe
+from bondgrad import per_row, probe
 from bondgrad.probing._recommendation import choose_noise
 from tests.probing.test_probe import D, rows
 from tests.probing.test_probe_code import pasted
@@ -83,3 +83,42 @@ def test_memory_is_taken_for_nothing_else():
         assert report.history.remembers
         assert not report.company.matters
         assert "as set here" not in report.verdict
+
+
+@pytest.mark.parametrize(("tolerance", "step"), [(1e-6, 1.0), (1e-3, 1.0), (1e-10, 0.3)])
+def test_a_solver_that_starts_from_its_last_answer_has_no_memory(tolerance, step):
+    """What it remembers is as small as rounding, and hides neither smoothness nor gradients."""
+    z = 1.0
+
+    def solve(p):
+        nonlocal z
+        a = float(p[0]) * float(p[1])
+        for _ in range(500):
+            dz = step * (z**3 + z - a - 2) / (3 * z * z + 1)
+            z -= dz
+            if abs(dz) < tolerance:
+                break
+        return z
+
+    report = probe(per_row(solve), rows(d=2))
+    assert not report.history.remembers
+    assert 0 < report.history.rounding < 1e-4
+    assert "Its memory is no more than rounding" in report.words["History"]
+    assert report.verdict.startswith("deterministic, smooth")
+    assert report.gradients.predicted > 0.97
+    assert not any("state" in text for text in report.warnings)
+
+
+@pytest.mark.parametrize(("size", "remembers"), [(1e-3, True), (1e-6, False)])
+def test_memory_matters_from_some_size_on(size, remembers):
+    before = 0.0
+
+    def fn(x):
+        nonlocal before
+        y = torch.sin(x) + size * before
+        before = float(x[0, 0])
+        return y
+
+    report = probe(fn, rows(dtype=torch.float64))
+    assert report.history.remembers == remembers
+    assert (report.history.rounding > 0) == (not remembers)

@@ -1,6 +1,7 @@
 """What a report says of findings: verdict, code, warnings, and the cost of training."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -194,8 +195,8 @@ def test_arguments(found, arguments):
 def test_reasons():
     assert report(speed=Speed(1.0, {1: 1.0}, 1)).reasons["evaluator"] == "it takes one row at a time"
     given = report(speed=Speed(1.0, {1: 1.0}, 7), evaluator_given=True).reasons["evaluator"]
-    assert given == "the one given, with max_rows=7: it refuses calls with many more rows"
-    assert report(evaluator_given=True).reasons["evaluator"] == "the one given"
+    assert given == "put here the one that was given to probe, with max_rows=7: it refuses calls with many more rows"
+    assert report(evaluator_given=True).reasons["evaluator"] == "put here the one that was given to probe"
     saving = report(dependence=Dependence(3, 2000, 0.5, None, [])).reasons["structure"]
     assert saving == "6 evaluations a row instead of 4,000"
 
@@ -253,6 +254,19 @@ def test_warnings(found, warned):
 
 
 # ---- cost
+
+
+@pytest.mark.parametrize(
+    ("found", "named"),
+    [
+        ({"steps": replace(steps(True), constant=True)}, True),
+        ({"smoothness": Smoothness("jumps", 0.0, 0.1)}, True),
+        ({"smoothness": Smoothness("poles", -1.0, 0.0)}, False),
+        ({"steps": steps(True)}, False),
+    ],
+)
+def test_a_resolution_may_be_behind_jumps(found, named):
+    assert any(text.endswith("as resolution=.") for text in report(**found).warnings) == named
 
 
 def test_cost_of_a_box_that_takes_a_second_a_row():

@@ -36,6 +36,11 @@ from tests.probing.test_report import noisy, quiet, ranges, rounding
             "calls with the same one agree.",
         ),
         (rounding(), "Rounding is about 1e-07 of the answers: float32 inside."),
+        (
+            rounding(1e-4, "good to about 4 digits"),
+            "Rounding is about 0.0001 of the answers: they are good to about 4 digits, by the tolerance of a solver, "
+            "printed digits, or arithmetic in TF32 or float16.",
+        ),
         (rounding(floor=0.0), "No rounding to be seen: float32."),
         (rounding(quantum=[0.01], largest=0.01), "Answers come in steps of 0.01 (rounded to decimals)."),
         (rounding(quantum=[0.02], largest=0.02), "Answers come in steps of 0.02 (quantised)."),
@@ -62,11 +67,12 @@ from tests.probing.test_report import noisy, quiet, ranges, rounding
             "asked next to each other, so slow drift does little harm. It remembers: the question before changes an "
             "answer by 50 % of the spread. Give it state=, or snapshot() and restore().",
         ),
-        (ranges(), "It answered over the whole range of the inputs."),
+        (ranges(), "It answered at 17 values of each input, over their whole range."),
         (
             ranges([Failure(3, 1.0, None, "NaN"), Failure(4, None, 0.0, "infinite")], 0.25, 0.7),
-            "It fails at 25 % of the typical rows. It fails at input 3 above 1: NaN; input 4 below 0: infinite. "
-            "Saturated: over 70 % of the range its outputs hardly change.",
+            "It fails at 25 % of the typical rows. Of 17 values tried of each input, it fails at those of input 3 "
+            "above 1: NaN; input 4 below 0: infinite. Between them it was not tried. Saturated: over 70 % of the "
+            "range its outputs hardly change.",
         ),
         (
             Sensitivity([1.0, 3.0, 2.0], []),
@@ -106,8 +112,8 @@ def test_long_lists_are_cut():
     assert Sensitivity([0.0] * 13, list(range(12))).words.endswith("Dead: inputs 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11.")
     assert Sensitivity([0.0] * 13, list(range(13))).words.endswith("10, 11, ....")
     failures = [Failure(i, None, None, "NaN") for i in range(9)]
-    assert ranges(failures[:8]).words.endswith("input 7 anywhere: NaN.")
-    assert ranges(failures).words.endswith("input 7 anywhere: NaN; ....")
+    assert ranges(failures[:8]).words.endswith("input 7 anywhere: NaN. Between them it was not tried.")
+    assert ranges(failures).words.endswith("input 7 anywhere: NaN; .... Between them it was not tried.")
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,13 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
-from bondgrad import probe
+from bondgrad import per_row, probe
 from bondgrad.probing import Session
-from bondgrad.probing._float_types import precision_of
+from bondgrad.probing._float_types import arithmetic_of, precision_of
 from tests.probing.test_probe import rows
 
 
@@ -24,8 +25,49 @@ from tests.probing.test_probe import rows
         (3e-2, "coarser than bfloat16"),
     ],
 )
-def test_precision_by_floor(floor, name):
-    assert precision_of(floor) == name
+def test_arithmetic_by_floor(floor, name):
+    assert arithmetic_of(floor) == name
+
+
+@pytest.mark.parametrize(
+    ("floor", "known", "precision"),
+    [
+        (3e-12, 0, "float64"),
+        (4e-12, 0, "good to about 11 digits"),
+        (2e-5, 1, "float32"),
+        (3e-5, 1, "good to about 4 digits"),
+        (7e-4, 2, "float16"),
+        (1e-3, 2, "good to about 3 digits"),
+        (2e-2, 3, "bfloat16"),
+        (3e-2, 0, "good to about 1 digit"),
+        (2.0, 0, "good to about 1 digit"),
+    ],
+)
+def test_only_what_is_known_of_a_type_is_said(floor, known, precision):
+    assert precision_of(floor, known) == precision
+
+
+def solved(p):
+    """By bisection, to five digits."""
+    low, high = -2.0, 2.0
+    while high - low > 1e-5:
+        middle = (low + high) / 2
+        low, high = (middle, high) if middle < math.sin(float(p[0])) + 0.1 * float(p[1]) else (low, middle)
+    return (low + high) / 2 / 3
+
+
+def printed(x: np.ndarray):
+    """With six significant digits."""
+    y = np.sin(x.astype(float)).cumsum(1)
+    return np.vectorize(lambda v: float(f"{v:.6g}"))(y)
+
+
+@pytest.mark.parametrize("fn", [per_row(solved), printed], ids=["bisection", "printed"])
+def test_tolerances_and_printed_digits_are_not_called_a_type(fn):
+    report = probe(fn, rows(d=2))
+    assert "digits" in report.rounding.precision
+    assert report.rounding.precision in report.verdict
+    assert not any(name in report.verdict + report.code for name in ("TF32", "float16", "float32"))
 
 
 @pytest.mark.parametrize("levels", [3, 4, 5, 40])

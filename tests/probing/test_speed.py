@@ -1,8 +1,12 @@
 """What times of calls say."""
 
 import pytest
+import torch
 
+from bondgrad import probe
+from bondgrad.evaluators import Local
 from bondgrad.probing._speed import Speed
+from tests.probing.test_probe import rows
 
 
 def speed(batches, max_rows=None):
@@ -76,3 +80,8 @@ def test_extrapolated():
 )
 def test_words(batches, max_rows, words):
     assert speed(batches, max_rows).words == words
+
+
+def test_calls_as_large_as_an_evaluator_takes_are_timed():
+    """They predict the others, when no size of the list is allowed beside a single row."""
+    assert 3 in probe(torch.sin, rows(), evaluator=Local(max_rows=3)).speed.batches

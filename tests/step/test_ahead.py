@@ -3,19 +3,18 @@
 import gc
 import threading
 import time
-import warnings
 
 import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from bondgrad import BlackBox, BoxError, Simultaneous
+from bondgrad import BlackBox, Simultaneous
 from bondgrad.estimators import Central
-from bondgrad.evaluators import Local, Threads
+from bondgrad.evaluators import Journal, Local, Threads
 from bondgrad.policies import Fixed
 from bondgrad.structure import Blocks, Sequence
-from tests.helpers import gradient
+from tests.helpers import gradient, same_state
 
 EVALUATORS = {"local": Local, "one row": lambda: Local(max_rows=1), "threads": lambda: Threads(3, max_rows=1)}
 
@@ -170,60 +169,6 @@ def test_several_forward_passes_before_their_backward_passes():
         assert all(torch.allclose(t.grad, t.cos(), atol=1e-2) for t in rows)
 
 
-def test_perturbed_rows_that_fail_and_rows_that_fail_themselves():
-    def fn(x: torch.Tensor):
-        return torch.where(x > 1, torch.nan, torch.sin(x))
-
-    x = torch.tensor([[0.0, 0.5], [0.9999, 0.0], [2.0, 0.0], [0.3, 0.1]])
-    found = []
-    for eager in (False, True):
-        layer = BlackBox(fn, 2, policy=Fixed(1e-3), eager=eager, seed=0, evaluator=Local(retries=0))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            found += [gradient(layer, x, torch.ones(4, 2)) for _ in range(2)][1:]
-    assert torch.equal(*found)
-    assert found[0][2].tolist() == [0, 0]
-    assert layer.stats.wasted == 16
-    assert torch.allclose(found[0][[0, 1, 3]], x.cos()[[0, 1, 3]], atol=1e-3)
-
-
-@pytest.mark.parametrize("batch", [3, 4])
-def test_both_ends_of_a_perturbation_are_asked_again(batch):
-    calls = []
-
-    def fn(x: torch.Tensor):  # its reading drifts, and once an output is lost
-        calls.append(len(x))
-        y = torch.sin(x) + len(calls)
-        y[0, 0] = torch.nan if len(calls) == 2 else y[0, 0]
-        return y
-
-    layer = BlackBox(fn, 2, policy=Fixed(1e-3), eager=True, seed=0, evaluator=Local(memory=2**30))
-    layer(torch.zeros(1, 2))
-    x = torch.randn(batch, 2)
-    g = gradient(layer, x, torch.ones(batch, 2))
-    assert calls == [1, 5 * batch, 2]
-    assert torch.allclose(g, x.cos(), atol=1e-2)
-
-
-def test_an_error_ahead_is_raised_in_the_backward_pass():
-    fails = []
-
-    def fn(x: torch.Tensor):
-        if fails and len(x) > 4:
-            raise TypeError("no such gate")
-        return torch.sin(x)
-
-    with Threads(2) as evaluator:
-        layer = BlackBox(fn, 5, policy=Fixed(1e-3), eager=True, evaluator=evaluator)
-        gradient(layer, torch.randn(4, 5), torch.ones(4, 5))
-        fails.append(True)
-        y = layer(torch.randn(4, 5, requires_grad=True))
-        with pytest.raises(BoxError, match="no such gate"):
-            y.sum().backward()
-        fails.clear()
-        gradient(layer, torch.randn(4, 5), torch.ones(4, 5))
-
-
 def test_threads_evaluate_beside_the_rest_of_the_network():
     calls, in_time, layer_ended = [], [], threading.Event()
 
@@ -290,3 +235,56 @@ def test_an_estimator_that_cannot_work_is_refused_when_it_is_exchanged():
     with pytest.raises(ValueError, match="depend on the gradient of the loss"):
         layer.estimator = Late()
     assert not isinstance(layer.estimator, Late)
+
+
+@pytest.mark.filterwarnings("ignore:.*got no finite output")
+@pytest.mark.parametrize("estimator", ["central", "forward"])
+@pytest.mark.parametrize("kind", ["float", "half", "fails"])
+def test_a_run_that_is_resumed_goes_on_bit_for_bit_and_asks_a_journal(estimator, kind, tmp_path):
+    """Also where the number of outputs is not given, and the first forward pass after loading has to know it."""
+
+    def fn(x: torch.Tensor):
+        y = torch.sin(3 * x)
+        return y.bfloat16() if kind == "half" else y.masked_fill(x > 0.8, torch.nan) if kind == "fails" else y
+
+    def step(layer, number):
+        x = torch.randn(16, 2, generator=torch.Generator().manual_seed(number))
+        return gradient(layer, x, torch.ones(16, 2))
+
+    def made(evaluator):
+        return BlackBox(fn, 2, eager=True, policy="bond", estimator=estimator, seed=0, evaluator=evaluator)
+
+    with Journal(Local(), tmp_path / "run.journal") as journal:
+        layer = made(journal)
+        for number in range(3):
+            step(layer, number)
+        torch.save(layer.state_dict(), tmp_path / "state.pt")
+        expected = [step(layer, number) for number in (3, 4)]
+    with Journal(Local(), tmp_path / "run.journal") as journal:
+        resumed = made(journal)
+        resumed.load_state_dict(torch.load(tmp_path / "state.pt"))
+        found = [step(resumed, number) for number in (3, 4)]
+        assert resumed.stats.recorded > 0
+        assert resumed.stats.evaluations == 0
+    assert all(map(torch.equal, found, expected))
+    assert same_state(resumed.state_dict(), layer.state_dict())
+
+
+def test_states_that_do_not_know_the_number_of_outputs_are_loaded():
+    layer, other = (BlackBox(torch.sin, 2, eager=True, seed=0) for _ in range(2))
+    gradient(layer, torch.randn(4, 2), torch.ones(4, 2))
+    state = layer.state_dict()
+    del state["policy_state._extra_state"]["progress"]["learnt"]
+    other.load_state_dict(state)
+    x = torch.randn(4, 2)
+    assert torch.equal(gradient(other, x, torch.ones(4, 2)), gradient(layer, x, torch.ones(4, 2)))
+
+
+def test_a_state_of_a_box_with_another_number_of_outputs_is_loaded():
+    layer, other = BlackBox(torch.sin, 2, eager=True, policy="bond"), BlackBox(lambda x: x[:, :1], 2, eager=True)
+    gradient(layer, torch.randn(4, 2), torch.ones(4, 2))
+    other.policy = "bond"
+    other.load_state_dict(layer.state_dict())
+    for _ in range(2):
+        g = gradient(other, torch.randn(4, 2), torch.ones(4, 1))
+    assert torch.allclose(g, torch.tensor([1.0, 0.0]).expand(4, 2), atol=1e-2)

@@ -31,7 +31,7 @@ def test_a_failed_evaluation_costs_its_own_entry_only(estimator):
     assert torch.allclose(g[[0, 4]], exact[[0, 4]], rtol=tolerance)
     if not isinstance(estimator, Simultaneous):
         assert torch.isclose(g[1, 1], exact[1, 1], rtol=tolerance)  # beside a failed entry, in the same row
-        assert not g[2:4].any()  # one output of which had a substitute, and no evaluation of the other was finite
+        assert not g[2:4].any()  # one output of which was not finite
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         gradient(layer, x, gy)  # said once
@@ -59,6 +59,44 @@ def test_a_direction_that_fails_costs_nothing_but_itself():
         g = gradient(layer, x, gy)
     assert torch.allclose(g, x.cos(), atol=0.15)
     assert layer.stats.failures == 1
+
+
+class SilentNear:
+    """Raises where a row is near one of these values, and not there; keeps the rows of all calls."""
+
+    def __init__(self, *values):
+        self.values, self.calls = values, []
+
+    def __call__(self, x: torch.Tensor):
+        self.calls.append(len(x))
+        for value in self.values:
+            if bool((((x - value).abs().amax(1) < 0.1) & (x != value).any(1)).any()):
+                raise RuntimeError("nothing answers near here")
+        return x.sin().sum(1, keepdim=True)
+
+
+NEAR = {"policy": Fixed(1e-2), "out_features": 1, "evaluator": Local(memory=60, retries=1)}  # of a few moves
+
+
+@pytest.mark.parametrize("estimator", ["central", "forward", Simultaneous(32)])
+def test_a_row_near_which_nothing_answers_costs_its_own_gradient_whatever_the_size_of_requests(estimator):
+    layer = BlackBox(SilentNear(0.5), 4, estimator=estimator, seed=0, **NEAR)
+    x = torch.tensor([0.0, 0.5, 1.0])[:, None].expand(3, 4).clone()
+    told = "got no output, since the box .* nothing answers near here"
+    with pytest.warns(UserWarning, match=told), pytest.warns(UserWarning, match="got no finite output"):
+        g = gradient(layer, x, torch.ones(3, 1))
+    assert g[1].tolist() == [0] * 4
+    assert bool((g[[0, 2]] != 0).all())
+
+
+def test_a_box_that_answers_near_no_row_is_given_up_when_all_rows_of_the_gradient_were_asked_alone():
+    fn = SilentNear(0.0, 0.5, 1.0)
+    layer = BlackBox(fn, 4, **NEAR)
+    x = torch.tensor([0.0, 0.5, 1.0])[:, None].expand(3, 4).clone()
+    with pytest.raises(BoxError, match="nothing answers near here"):
+        gradient(layer, x, torch.ones(3, 1))
+    assert fn.calls[0] == 3
+    assert fn.calls.count(1) >= 3 * 8
 
 
 def test_on_failure_raise():
@@ -222,3 +260,71 @@ def test_an_attempt_without_any_output_leaves_what_came_before():
         y = layer(x)
     assert torch.equal(y, torch.sin(x))
     assert bool(layer.last_ok.all())
+
+
+class Counter:
+    """Keeps a state to itself, and breaks when it is told to."""
+
+    def __init__(self):
+        self.count, self.broken = 0.0, ""
+
+    def snapshot(self):
+        return self.count
+
+    def restore(self, count):
+        self.count = count
+
+    def __call__(self, x: torch.Tensor):
+        self.count += 1
+        return broken(self, torch.sin(x + self.count))
+
+
+def broken(box, y):
+    """The outputs y; an error, or a NaN in the last row, if the box is to break."""
+    if box.broken == "raises":
+        raise RuntimeError("out of order")
+    return y.masked_fill(torch.arange(len(y))[:, None] == len(y) - 1, math.nan) if box.broken == "nan" else y
+
+
+def breakable(kind):
+    box = Counter()
+    options = {"evaluator": Local(retries=0), "on_failure": "raise", "policy": "bond", "seed": 0}
+
+    def with_state(x: torch.Tensor, state):
+        return broken(box, torch.sin(x + state)), state + 1
+
+    def with_seed(x: torch.Tensor, seed: int):
+        return broken(box, torch.sin(x) + 1e-3 * torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)))
+
+    if kind == "state":
+        return box, BlackBox(with_state, 2, 2, state=torch.zeros(1, 2), **options)
+    if kind == "snapshot":
+        return box, BlackBox(box, 2, 2, **options)
+    if kind == "seed":
+        return box, BlackBox(with_seed, 2, 2, **options)
+    return box, BlackBox(lambda x: broken(box, torch.sin(x)), 2, 2, eager=kind == "eager", **options)
+
+
+@pytest.mark.parametrize("how", ["raises", "nan"])
+@pytest.mark.parametrize("where", ["forward", "backward"])
+@pytest.mark.parametrize("kind", ["plain", "eager", "state", "snapshot", "seed"])
+def test_a_pass_that_fails_leaves_the_layer_as_it_was(kind, where, how):
+    (box, layer), (_, twin) = breakable(kind), breakable(kind)
+    x = torch.randn(4, 2, requires_grad=True)
+    for each in (layer, twin):
+        gradient(each, x, torch.ones(4, 2))
+    y = layer(x) if where == "backward" else None
+    before = copy.deepcopy(layer.state_dict())
+    if kind == "eager" and where == "backward":  # a second one, since all evaluations of the first are made already
+        torch.autograd.grad(y, x, torch.ones(4, 2), retain_graph=True)
+        before = copy.deepcopy(layer.state_dict())
+    box.broken = how
+    with pytest.raises(BoxError):
+        if y is None:
+            layer(x)
+        else:
+            y.sum().backward()
+    assert same_state(layer.state_dict(), before, but=["requests"])
+    box.broken = ""
+    if y is None:
+        assert torch.equal(gradient(layer, x, torch.ones(4, 2)), gradient(twin, x, torch.ones(4, 2)))

@@ -12,6 +12,7 @@ from bondgrad.step._neighbourhood import Neighbourhood
 from bondgrad.step._records import ForwardRecord
 from bondgrad.step._trials import RowSubset, TrialRows, result_of
 from bondgrad.structure import Sequence
+from tests.helpers import close, gradient
 from tests.step.test_backward import step_of
 
 
@@ -171,3 +172,19 @@ def test_a_report_says_along_which_inputs_the_policy_found_jumps(jumps):
 def test_noise_that_both_ends_have_in_common_is_none_at_the_start():
     layer = BlackBox(lambda x, seed: x + torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)), 2)
     assert float(trial_rows(layer, torch.randn(32, 2), torch.ones(32, 2))[2].starting_point().noise) == 0
+
+
+@pytest.mark.filterwarnings("ignore:out of memory with")
+@pytest.mark.parametrize("call", range(1, 16))
+def test_memory_may_run_out_in_any_call_of_a_first_step(call):
+    calls = []
+
+    def fn(x: torch.Tensor):
+        calls.append(len(x))
+        if len(calls) == call:
+            raise MemoryError
+        return torch.sin(x)
+
+    layer, x = BlackBox(fn, 2, seed=0), torch.randn(16, 2)
+    assert close(gradient(layer, x, torch.ones(16, 2)), x.cos(), 1e-2)
+    assert len(calls) >= call
