@@ -52,8 +52,10 @@ def check(
         tolerance: Relative error of an input's gradient that still counts as right.
         budget: The most evaluations to spend: rows evaluated by the box, or by the function inside a BlackBox. Those of
             rows that are asked again, since they failed, may exceed it in the last request.
-        seconds: The most time to spend, looked at between requests, which are made small enough for that. With little
-            time fewer rows are tried, and the verdict may be "undecided". None: no limit.
+        seconds: The most time to spend, looked at between requests. Those for outputs are made small enough for that.
+            Gradients are taken of whole batches, as without a limit, and are not begun if they seem to take longer than
+            the time left. With little time fewer rows are tried, and the verdict may be "undecided": it says which time
+            a batch needs. None: no limit.
         seed: The seed for gy, for the choice of rows, and for the steps.
         evaluator: Evaluates the box at rows where only outputs are needed, in requests with the purpose "probe". None:
             `evaluators.Local()`. Gradients are always taken in this process, of no more than its `max_rows` rows at a
@@ -73,8 +75,8 @@ def check(
         try:
             slopes = _typical_rows(sampler, x.detach(), context_rows(context, x.shape[:1]), bounds, generator)
             gradient_check = GradientCheck(slopes, tolerance, generator)
-        except BudgetExceeded:
-            return Check.unfinished(x.shape[1], tolerance, sampler.evaluations)
+        except BudgetExceeded as reason:
+            return Check.unfinished(x.shape[1], tolerance, sampler.evaluations, str(reason))
         evidence = gradient_check.run()
         verdict: Verdict = "right" if bool(evidence.enough.all()) else "undecided"
         verdict = "wrong" if bool(evidence.wrong.any()) else verdict
@@ -122,7 +124,9 @@ def _typical_rows(
             f"box must have finite answers at x, but has none at the {len(rows)} rows that were tried: give rows at "
             "which it answers"
         )
-    rows, y = rows[answered], y[answered]
+    # Now the time of a row is known: a layer finds its first step at no fewer rows than are judged.
+    fewer = max(SETTINGS.rows, int(min(count, sampler.pace.affordable / SETTINGS.finite_part / gradient)))
+    rows, y = rows[answered][:fewer], y[answered][:fewer]
     gy = torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y.device) / Spread.of(y).typical
     finite = ~sampler.gradients(x[rows], tuple(c[rows] for c in context), gy, generator).isinf().any(1)
     chosen = torch.cat(((~finite).nonzero()[: SETTINGS.suspects], finite.nonzero())).squeeze(1)

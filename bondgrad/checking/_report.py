@@ -25,6 +25,7 @@ class Obstacle(NamedTuple):
     jump_error: float = 0.0  # the largest relative error of an input before they were left out
     staircase: Staircase | None = None  # what is known of a box that is piecewise constant
     unmoved: bool = False  # whether no move of any length changed the loss
+    ended: str = "the time is over"  # why the check ended, where no slopes are known
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,11 +65,11 @@ class Check:
     obstacle: Obstacle = field(default_factory=Obstacle)  # what makes the check difficult
 
     @classmethod
-    def unfinished(cls, d: int, tolerance: float, evaluations: int) -> "Check":
-        """The result of a check of d inputs that ended before anything was known."""
+    def unfinished(cls, d: int, tolerance: float, evaluations: int, reason: str) -> "Check":
+        """The result of a check of d inputs that ended before anything was known, for the reason given."""
         unknown = torch.full((d,), math.nan, dtype=torch.float64)
         never = torch.full_like(unknown, math.inf)
-        rest = unknown, tolerance, evaluations, (), (), Obstacle(late=True)
+        rest = unknown, tolerance, evaluations, (), (), Obstacle(late=True, ended=reason)
         return cls("undecided", unknown, never, unknown, never, *rest)
 
     @property
@@ -97,7 +98,7 @@ class Check:
         if self.obstacle.staircase is not None and not self.obstacle.staircase.regular:
             return "undecided: the box has no slope that a gradient could be compared with"
         if self.evaluations == 0 or (self.obstacle.late and bool(self.visible.isinf().all())):
-            return "undecided: the time was over before the first slopes were known. Give more seconds"
+            return f"undecided: no slopes are known yet, and {self.obstacle.ended}. Give more seconds"
         if self.obstacle.unmoved:
             return (
                 "undecided: no output changes when inputs are moved by as much as they vary. Give rows that vary more"

@@ -205,7 +205,7 @@ JUMPS[3, 1] = True
             math.inf,
             "the box jumps along input 1, so that a gradient",
         ),
-        (Obstacle(late=True), math.inf, "the time was over before the first slopes were known. Give more seconds"),
+        (Obstacle(late=True), math.inf, "no slopes are known yet, and the time is over. Give more seconds"),
     ],
 )
 def test_why_a_check_is_undecided(obstacle, visible, words):
