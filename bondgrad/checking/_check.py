@@ -10,11 +10,12 @@ from torch import Tensor
 
 from bondgrad.calling._inputs import Limits, check_rows, context_rows
 from bondgrad.checking._evidence import Evidence, compare
-from bondgrad.checking._jumps import Ladder, explained_by_jumps, find_staircase, inputs_moved_far
+from bondgrad.checking._jumps import Ladder, explained_by_jumps, inputs_moved_far
 from bondgrad.checking._progress import CheckProgress, RequestPace
 from bondgrad.checking._report import Check, Obstacle, Verdict, notes, problems
 from bondgrad.checking._sampler import GradientSampler
 from bondgrad.checking._slopes import SETTINGS, LossSlopes, rungs
+from bondgrad.checking._stairs import OutputChanges
 from bondgrad.errors import checked_seed, positive_float, positive_int
 from bondgrad.evaluators import Evaluator
 from bondgrad.measuring._sampler import BudgetExceeded
@@ -147,19 +148,22 @@ class GradientCheck:
     def __init__(self, slopes: LossSlopes, tolerance: float, generator: torch.Generator) -> None:
         self.slopes, self.tolerance, self.generator = slopes, tolerance, generator
         slopes.sampler.pace.stage = "slopes over a ladder of steps"
-        self.base, ladder = slopes.base(1), slopes.ladder()  # [r, 1], [r, d, rungs]
-        self.moves, self.losses = slopes.losses(ladder)  # [r, d, rungs, 2] each
+        y, ladder, eps = slopes.outputs(1), slopes.ladder(), torch.finfo(slopes.x.dtype).eps
+        self.base, changes = slopes.base(y), OutputChanges(y.squeeze(1), eps)  # [r, 1]
+        self.moves, self.losses = slopes.losses(ladder, changes)  # [r, d, rungs, 2]
         quotients = (self.losses.diff(dim=3) / self.moves.diff(dim=3)).squeeze(3)
-        self.ladder = Ladder(self.base, self.moves, self.losses, torch.finfo(slopes.x.dtype).eps)
+        self.ladder = Ladder(self.base, self.moves, self.losses, eps)
         slopes.sampler.pace.stage = "gradients at these rows"
         self.gradients = slopes.gradients(SETTINGS.gradients, generator)  # [copies, r, d]
         slopes.sampler.pace.stage = "slopes"
         self.samples = slopes.measure(slopes.best_steps(ladder, quotients), SETTINGS.copies, generator)
-        self.staircase = find_staircase(self.ladder, self.samples.rounding, slopes.levels)
+        self.staircase = slopes.staircase(changes)
         # Only a layer chooses its steps: a gradient that was written by hand has to be the slope at a point anyway.
         noise = self.samples.loss.var(0).mean() / 2  # two ends, each with its noise, over twice the step
         self.moved_far = inputs_moved_far(mean(self.gradients)[0], quotients, noise) & slopes.sampler.has_layers  # [d]
         self.at_jump = torch.zeros_like(self.samples.step, dtype=torch.bool)  # [r, d] entries left out for jumps
+        if self.staircase is not None:
+            self.at_jump |= self.staircase.without_slope
         self.jump_error = 0.0  # largest relative error of an input before they were
         self.unconfirmed = False  # whether an error was not seen again for want of evaluations or of time
         slopes.sampler.pace.stage = "slopes and gradients once more"
@@ -172,11 +176,11 @@ class GradientCheck:
         at which jumps of the box explain the error are left out. So are in the end all rows of an input that a layer
         moves far and that is not decided: its gradient is not judged.
         """
-        at_kink = torch.zeros_like(self.samples.step, dtype=torch.bool)
+        at_kink = self.at_jump
         to_confirm = torch.zeros_like(self.samples.step[0])  # [d] errors to be confirmed with shorter steps
         for look in range(1, LOOKS + 1):
             evidence = compare(self.gradients, self.samples, at_kink, self.tolerance)
-            if self.staircase is not None and not self.staircase.regular:
+            if self.staircase is not None and self.staircase.everywhere:
                 return _without_slopes(evidence)
             if self._is_certain(evidence, to_confirm):
                 jumps = self._jumps(evidence)
@@ -190,7 +194,8 @@ class GradientCheck:
             evidence = evidence._replace(wrong=torch.zeros_like(wrong), enough=evidence.enough & ~suspect)
             hopeless = self.at_jump.any(0) & ~evidence.entries.known.any(0)  # [d]
             self.unconfirmed = bool(suspect.any())
-            if bool((evidence.enough | hopeless).all()) or look == LOOKS or not self.more(evidence.bending | suspect):
+            shorter = (evidence.bending & ~hopeless) | suspect
+            if bool((evidence.enough | hopeless).all()) or look == LOOKS or not self.more(shorter):
                 break
             # An error that is visible with shorter steps, and is not found with them, was due to the longer ones.
             to_confirm = torch.where(evidence.visible < to_confirm, 0, to_confirm)
@@ -222,7 +227,7 @@ class GradientCheck:
         right at too few rows is wrong for another reason, unless a layer moves it far; then none of its rows is judged.
         """
         s, g, var_s, var_g, known, _, _ = evidence.entries
-        if self.staircase is not None:  # rounding of outputs is known, and part of the standard errors
+        if self.staircase is not None and self.staircase.regular:  # rounding is known, and part of the standard errors
             return torch.zeros_like(known)
         error, wrong = g - s, evidence.wrong[:-1]
         usual = (s.square().sum(0) / known.sum(0).clamp(min=1)).sqrt()  # [d]
