@@ -250,8 +250,8 @@ def test_where_a_box_is_piecewise_constant():
     stairs = Staircase(coarse, ~coarse, torch.tensor([0.025, NAN]), False)
     (some,) = noted("undecided", Obstacle(staircase=stairs), scale=[40.0, 1.0])
     assert some.startswith(
-        "the box is piecewise constant along input 0, with flat parts about 1 long in output 1 only: a gradient depends "
-        "on the step, and was not judged. Train with steps there about as long as the input varies, 40: the default policy"
+        "the box is piecewise constant along input 0, with flat parts about 1 long in output 1 only: a gradient "
+        "depends on the step, and was not judged. Train with steps there about as long as the input varies, 40: the "
     )
     jumps = torch.ones(16, 1, dtype=torch.bool) & stairs.without_slope
     assert noted("undecided", Obstacle(staircase=stairs, at_jump=jumps), scale=[40.0, 1.0]) == (some,)
