@@ -84,13 +84,13 @@ class OutputChanges:
 
         # Much changes over this step, and nothing at all over the next: that is a jump, or a slope begins between them.
         jump, longer = at(last, change), at(last - 1, change.masked_fill(unknown, torch.inf))
-        next_move = at(last + 1, moves.abs()[..., None].expand_as(change))  # zero where values cannot be set so close
-        vanishes = reached & (last < rungs - 1) & (jump > SETTINGS.large_change * unit) & (next_move > 0)
+        vanishes = reached & (last < rungs - 1) & (jump > SETTINGS.large_change * unit)
         known = vanishes & (last > 0)
         jumps = known & (longer < SETTINGS.begins * jump)
         ratio = change[:, :, -2] / change[:, :, -1]
         linear = changed[:, :, -2] & changed[:, :, -1] & ((ratio - 4).abs() < 1.5)
-        flat = SETTINGS.width * torch.where(vanishes, next_move.log(), torch.nan).nanmean(0).exp()  # [k, d_out]
+        unmoved = at(last + 1, moves.abs()[..., None].expand_as(change))  # zero where values cannot be set so close
+        flat = SETTINGS.width * torch.where(vanishes, unmoved.log(), torch.nan).nanmean(0).exp()  # [k, d_out]
         size = torch.where(vanishes, jump, torch.nan).nanmedian(0).values
         coarse = vanishes & (jump > SETTINGS.coarse_change * unit)
         self._parts.append((*(t.sum(0) for t in (reached, vanishes, known, jumps, coarse, linear)), flat, size))

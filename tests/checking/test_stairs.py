@@ -89,9 +89,9 @@ def test_one_output_with_classes_is_not_judged():
         assert "long in output 1 only" in found.notes[0]
 
 
-def changes(box, d=2, steps=8):
+def changes(box, spread=(1.0, 1.0), d=2, steps=8):
     """The staircase of a box that is seen at 16 rows, over steps from 1 on, each a quarter of the one before."""
-    x = rows(d, 16)
+    x = rows(d, 16) * torch.tensor(spread, dtype=torch.float64)
     y = box(x)
     observed, levels = OutputChanges(y, torch.finfo(y.dtype).eps), Levels()
     moves = (4.0 ** -torch.arange(steps, dtype=torch.float64)).expand(16, d, steps)
@@ -130,6 +130,12 @@ def test_stairs_by_input_and_output():
 )
 def test_no_stairs(box):
     assert changes(box) is None
+
+
+def test_a_slope_that_begins_near_all_rows_is_no_jump():
+    assert changes(lambda x: torch.stack((x[:, 0], torch.relu(x[:, 1] - 0.2)), 1), spread=(1.0, 0.03)) is None
+    found = changes(lambda x: torch.stack((x[:, 0], (x[:, 1] > 0.2).double()), 1), spread=(1.0, 0.03))
+    assert found.coarse.tolist() == [[False, False], [False, True]]
 
 
 def test_jumps_at_short_distances_make_an_output_rough():
