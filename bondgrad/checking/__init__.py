@@ -14,10 +14,12 @@ where the box is, at any of up to 256 rows. All others are right, if twice the t
 chance of a false alarm is below one in a hundred.
 
 A box that is piecewise constant, such as an ensemble of trees, has no slope: the check says so, and calls nothing
-wrong there but a gradient that is not finite. At a jump the gradient of a layer is the mean slope over its step.
-Where jumps, located by bisection, explain the error at a row, and the input is right at other rows, the row is left
-out. Where a layer moves an input as far as it varies, since the box jumps on that scale, its gradient is like slopes
-over such steps, and is not called wrong.
+wrong there but a gradient that is not finite. This is found out for each input and output, since one integer among the
+inputs, or one class among the outputs, leaves slopes along the others; an input is not judged if any of its outputs is
+piecewise constant along it, unless these are rounded, which is a kind of noise. At a jump the gradient of a layer is
+the mean slope over its step. Where jumps, located by bisection, explain the error at a row, and the input is right at
+other rows, the row is left out. Where a layer moves an input as far as it varies, since the box jumps on that scale,
+its gradient is like slopes over such steps, and is not called wrong.
 
 The error of an input is relative to its own slope, however weak, if that exceeds the noise. If it does not, the error
 is relative to a hundredth of the typical slope.

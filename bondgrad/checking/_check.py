@@ -10,11 +10,12 @@ from torch import Tensor
 
 from bondgrad.calling._inputs import Limits, check_rows, context_rows
 from bondgrad.checking._evidence import Evidence, compare
-from bondgrad.checking._jumps import Ladder, explained_by_jumps, find_staircase, inputs_moved_far
+from bondgrad.checking._jumps import Ladder, explained_by_jumps, inputs_moved_far
 from bondgrad.checking._progress import CheckProgress, RequestPace
 from bondgrad.checking._report import Check, Obstacle, Verdict, notes, problems
 from bondgrad.checking._sampler import GradientSampler
 from bondgrad.checking._slopes import SETTINGS, LossSlopes, rungs
+from bondgrad.checking._stairs import OutputChanges
 from bondgrad.errors import checked_seed, positive_float, positive_int
 from bondgrad.evaluators import Evaluator
 from bondgrad.measuring._sampler import BudgetExceeded
@@ -52,8 +53,10 @@ def check(
         tolerance: Relative error of an input's gradient that still counts as right.
         budget: The most evaluations to spend: rows evaluated by the box, or by the function inside a BlackBox. Those of
             rows that are asked again, since they failed, may exceed it in the last request.
-        seconds: The most time to spend, looked at between requests, which are made small enough for that. With little
-            time fewer rows are tried, and the verdict may be "undecided". None: no limit.
+        seconds: The most time to spend, looked at between requests. Those for outputs are made small enough for that.
+            Gradients are taken of whole batches, as without a limit, and are not begun if they seem to take longer than
+            the time left. With little time fewer rows are tried, and the verdict may be "undecided": it says which time
+            a batch needs. None: no limit.
         seed: The seed for gy, for the choice of rows, and for the steps.
         evaluator: Evaluates the box at rows where only outputs are needed, in requests with the purpose "probe". None:
             `evaluators.Local()`. Gradients are always taken in this process, of no more than its `max_rows` rows at a
@@ -73,8 +76,8 @@ def check(
         try:
             slopes = _typical_rows(sampler, x.detach(), context_rows(context, x.shape[:1]), bounds, generator)
             gradient_check = GradientCheck(slopes, tolerance, generator)
-        except BudgetExceeded:
-            return Check.unfinished(x.shape[1], tolerance, sampler.evaluations)
+        except BudgetExceeded as reason:
+            return Check.unfinished(x.shape[1], tolerance, sampler.evaluations, str(reason))
         evidence = gradient_check.run()
         verdict: Verdict = "right" if bool(evidence.enough.all()) else "undecided"
         verdict = "wrong" if bool(evidence.wrong.any()) else verdict
@@ -122,7 +125,9 @@ def _typical_rows(
             f"box must have finite answers at x, but has none at the {len(rows)} rows that were tried: give rows at "
             "which it answers"
         )
-    rows, y = rows[answered], y[answered]
+    # Now the time of a row is known: a layer finds its first step at no fewer rows than are judged.
+    fewer = max(SETTINGS.rows, int(min(count, sampler.pace.affordable / SETTINGS.finite_part / gradient)))
+    rows, y = rows[answered][:fewer], y[answered][:fewer]
     gy = torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y.device) / Spread.of(y).typical
     finite = ~sampler.gradients(x[rows], tuple(c[rows] for c in context), gy, generator).isinf().any(1)
     chosen = torch.cat(((~finite).nonzero()[: SETTINGS.suspects], finite.nonzero())).squeeze(1)
@@ -143,19 +148,22 @@ class GradientCheck:
     def __init__(self, slopes: LossSlopes, tolerance: float, generator: torch.Generator) -> None:
         self.slopes, self.tolerance, self.generator = slopes, tolerance, generator
         slopes.sampler.pace.stage = "slopes over a ladder of steps"
-        self.base, ladder = slopes.base(1), slopes.ladder()  # [r, 1], [r, d, rungs]
-        self.moves, self.losses = slopes.losses(ladder)  # [r, d, rungs, 2] each
+        y, ladder, eps = slopes.outputs(1), slopes.ladder(), torch.finfo(slopes.x.dtype).eps
+        self.base, changes = slopes.base(y), OutputChanges(y.squeeze(1), eps)  # [r, 1]
+        self.moves, self.losses = slopes.losses(ladder, changes)  # [r, d, rungs, 2]
         quotients = (self.losses.diff(dim=3) / self.moves.diff(dim=3)).squeeze(3)
-        self.ladder = Ladder(self.base, self.moves, self.losses, torch.finfo(slopes.x.dtype).eps)
+        self.ladder = Ladder(self.base, self.moves, self.losses, eps)
         slopes.sampler.pace.stage = "gradients at these rows"
         self.gradients = slopes.gradients(SETTINGS.gradients, generator)  # [copies, r, d]
         slopes.sampler.pace.stage = "slopes"
         self.samples = slopes.measure(slopes.best_steps(ladder, quotients), SETTINGS.copies, generator)
-        self.staircase = find_staircase(self.ladder, self.samples.rounding, slopes.levels)
+        self.staircase = slopes.staircase(changes)
         # Only a layer chooses its steps: a gradient that was written by hand has to be the slope at a point anyway.
         noise = self.samples.loss.var(0).mean() / 2  # two ends, each with its noise, over twice the step
         self.moved_far = inputs_moved_far(mean(self.gradients)[0], quotients, noise) & slopes.sampler.has_layers  # [d]
         self.at_jump = torch.zeros_like(self.samples.step, dtype=torch.bool)  # [r, d] entries left out for jumps
+        if self.staircase is not None:
+            self.at_jump |= self.staircase.without_slope
         self.jump_error = 0.0  # largest relative error of an input before they were
         self.unconfirmed = False  # whether an error was not seen again for want of evaluations or of time
         slopes.sampler.pace.stage = "slopes and gradients once more"
@@ -168,11 +176,11 @@ class GradientCheck:
         at which jumps of the box explain the error are left out. So are in the end all rows of an input that a layer
         moves far and that is not decided: its gradient is not judged.
         """
-        at_kink = torch.zeros_like(self.samples.step, dtype=torch.bool)
+        at_kink = self.at_jump
         to_confirm = torch.zeros_like(self.samples.step[0])  # [d] errors to be confirmed with shorter steps
         for look in range(1, LOOKS + 1):
             evidence = compare(self.gradients, self.samples, at_kink, self.tolerance)
-            if self.staircase is not None and not self.staircase.regular:
+            if self.staircase is not None and self.staircase.everywhere:
                 return _without_slopes(evidence)
             if self._is_certain(evidence, to_confirm):
                 jumps = self._jumps(evidence)
@@ -186,7 +194,8 @@ class GradientCheck:
             evidence = evidence._replace(wrong=torch.zeros_like(wrong), enough=evidence.enough & ~suspect)
             hopeless = self.at_jump.any(0) & ~evidence.entries.known.any(0)  # [d]
             self.unconfirmed = bool(suspect.any())
-            if bool((evidence.enough | hopeless).all()) or look == LOOKS or not self.more(evidence.bending | suspect):
+            shorter = (evidence.bending & ~hopeless) | suspect
+            if bool((evidence.enough | hopeless).all()) or look == LOOKS or not self.more(shorter):
                 break
             # An error that is visible with shorter steps, and is not found with them, was due to the longer ones.
             to_confirm = torch.where(evidence.visible < to_confirm, 0, to_confirm)
@@ -218,7 +227,7 @@ class GradientCheck:
         right at too few rows is wrong for another reason, unless a layer moves it far; then none of its rows is judged.
         """
         s, g, var_s, var_g, known, _, _ = evidence.entries
-        if self.staircase is not None:  # rounding of outputs is known, and part of the standard errors
+        if self.staircase is not None and self.staircase.regular:  # rounding is known, and part of the standard errors
             return torch.zeros_like(known)
         error, wrong = g - s, evidence.wrong[:-1]
         usual = (s.square().sum(0) / known.sum(0).clamp(min=1)).sqrt()  # [d]

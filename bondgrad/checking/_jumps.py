@@ -1,7 +1,7 @@
-"""Boxes that have no slope to compare a gradient with: jumps, and outputs that are piecewise constant.
+"""Jumps of a box, near which a gradient of a layer is not the slope at a point.
 
-Both are seen on the ladder of steps that a check begins with. Jumps are then located by bisection, at those entries
-only at which the gradient differs from the slope.
+They are located by bisection, from the ladder of steps on that a check begins with, at those entries only at which the
+gradient differs from the slope.
 """
 
 import math
@@ -11,21 +11,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bondgrad.checking._levels import Levels
 from bondgrad.checking._slopes import LossSlopes
 from bondgrad.measuring._jumps import JumpEvidence
 
 
 @dataclass(frozen=True)
 class JumpSettings:
-    """The thresholds of what counts as a jump or as piecewise constant, found on benchmarks/foreign_boxes.py."""
+    """The thresholds of what counts as a jump, found on benchmarks/foreign_boxes.py."""
 
     rounding_units: int = 64  # a loss has changed if it did by so many units of its rounding
-    large_change: float = 1e4  # a change that is no effect of rounding has so many of those units
-    vanishing: float = 0.5  # part of the entries that must change by much at one rung and not at all at shorter ones
-    linear: float = 0.1  # part of the entries that may change in proportion to the shortest two steps
-    least_flat: float = 3e-5  # moves of the spread; outputs that are flat over shorter ones are rounded, as all are
-    levels: float = 20.0  # outputs have levels at equal distances if jumps of the loss are fewer of their deviations
     intervals: int = 2  # intervals of the ladder on either side that are bisected at every entry
     halvings: int = 12  # of an interval
     noise: float = 8.0  # a jump is larger than so many standard deviations of the loss
@@ -44,46 +38,6 @@ class Ladder(NamedTuple):
     moves: Tensor  # [r, d, rungs, 2] up and down, from the longest to the shortest, in units of the spread
     losses: Tensor  # [r, d, rungs, 2]; NaN: an output is not finite
     eps: float  # relative rounding of the outputs
-
-
-class Staircase(NamedTuple):
-    """What is known of a box that is piecewise constant."""
-
-    flat: float  # moves up to this length, in units of the spread, usually change nothing
-    regular: bool  # whether levels have equal distances, as those of rounded outputs
-
-
-def find_staircase(ladder: Ladder, deviation: Tensor, outputs: Levels) -> Staircase | None:
-    """Whether moves of inputs change outputs by jumps only; None: it does not look like that.
-
-    Args:
-        ladder: The loss near the rows.
-        deviation: [r, d] that of the loss by what is known of the rounding of outputs.
-        outputs: The levels of the outputs.
-    """
-    change = (ladder.losses - ladder.base[..., None, None]).abs().amax(3).nan_to_num(0)  # [r, d, rungs]
-    size = ladder.losses.abs().nan_to_num(0).flatten(1).amax(1)[:, None, None]  # [r, 1, 1]
-    unit = SETTINGS.rounding_units * ladder.eps * size
-    changed = change > unit
-    reached = changed.any(2)  # [r, d] entries at which anything changes
-    if not bool(reached.any()):
-        return None
-    # The shortest step that changes an entry: large there, and nothing at all at the next.
-    rungs = changed.shape[2]
-    last = rungs - 1 - changed.flip(2).long().argmax(2)  # [r, d]
-    jump = change.gather(2, last[..., None]).squeeze(2)
-    vanishes = reached & (last < rungs - 1) & (jump > SETTINGS.large_change * ladder.eps * size[..., 0])
-    ratio = change[..., -2] / change[..., -1]
-    linear = changed[..., -2] & changed[..., -1] & ((ratio - 4).abs() < 1.5)
-    count = int(reached.sum())
-    if int(vanishes.sum()) < SETTINGS.vanishing * count or int((linear & reached).sum()) > SETTINGS.linear * count:
-        return None
-    step = ladder.moves[..., 0].gather(2, (last + 1).clamp(max=rungs - 1)[..., None]).squeeze(2).abs()
-    flat, levels = float(step[vanishes].median()), (jump / deviation)[vanishes].median()
-    if flat <= SETTINGS.least_flat:
-        return None
-    # A tree with few leaves has jumps as small as those of rounding, compared with its levels.
-    return Staircase(flat, bool(levels < SETTINGS.levels) and outputs.even())
 
 
 def inputs_moved_far(gradient: Tensor, quotients: Tensor, noise: Tensor) -> Tensor:

@@ -24,12 +24,12 @@ class Levels:
             self._kept.append(y.detach().flatten(0, -2)[: self._room].clone())
             self._room -= len(self._kept[-1])
 
-    def even(self) -> bool:
-        """Whether the distances of levels are whole multiples of one of them, as where outputs are rounded.
+    def even(self, outputs: Tensor) -> bool:
+        """Whether levels of some outputs, bool [d_out], are whole multiples of one distance apart, as if rounded.
 
         Those of a tree are not. Of two levels nothing is known.
         """
-        y = torch.cat(self._kept)  # [n, d_out]
+        y = torch.cat(self._kept)[:, outputs]  # [n, some of d_out]
         unit = 64 * torch.finfo(y.dtype).eps * y.double().abs().nan_to_num(0, 0, 0).amax(0)
         gaps = y.double().sort(0).values.diff(dim=0)  # [n - 1, d_out]
         gaps = torch.where(gaps > unit, gaps, math.inf)  # those of rounding are none

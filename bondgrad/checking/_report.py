@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from bondgrad.checking._evidence import Entries, Evidence
-from bondgrad.checking._jumps import Staircase
 from bondgrad.checking._slopes import SETTINGS
+from bondgrad.checking._stairs import Staircase
 
 Verdict = Literal["right", "wrong", "undecided"]
 
@@ -25,6 +25,7 @@ class Obstacle(NamedTuple):
     jump_error: float = 0.0  # the largest relative error of an input before they were left out
     staircase: Staircase | None = None  # what is known of a box that is piecewise constant
     unmoved: bool = False  # whether no move of any length changed the loss
+    ended: str = "the time is over"  # why the check ended, where no slopes are known
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,11 +65,11 @@ class Check:
     obstacle: Obstacle = field(default_factory=Obstacle)  # what makes the check difficult
 
     @classmethod
-    def unfinished(cls, d: int, tolerance: float, evaluations: int) -> "Check":
-        """The result of a check of d inputs that ended before anything was known."""
+    def unfinished(cls, d: int, tolerance: float, evaluations: int, reason: str) -> "Check":
+        """The result of a check of d inputs that ended before anything was known, for the reason given."""
         unknown = torch.full((d,), math.nan, dtype=torch.float64)
         never = torch.full_like(unknown, math.inf)
-        rest = unknown, tolerance, evaluations, (), (), Obstacle(late=True)
+        rest = unknown, tolerance, evaluations, (), (), Obstacle(late=True, ended=reason)
         return cls("undecided", unknown, never, unknown, never, *rest)
 
     @property
@@ -82,7 +83,7 @@ class Check:
     def __str__(self) -> str:
         first = {"right": self._right, "wrong": lambda: "wrong", "undecided": self._undecided}[self.verdict]()
         stairs = self.obstacle.staircase
-        without_slopes = (stairs is not None and not stairs.regular) or (self.obstacle.unmoved and not self.problems)
+        without_slopes = (stairs is not None and stairs.everywhere) or (self.obstacle.unmoved and not self.problems)
         faint = () if without_slopes else weak(self.factor, self.visible)
         last = f"{'' if without_slopes else self._precision()}{self.evaluations} evaluations"
         return "\n  ".join((first, *self.problems, *faint, *self.notes, last))
@@ -93,17 +94,17 @@ class Check:
 
     def _undecided(self) -> str:
         """Why, and what to do; all errors are relative to the slope of their input."""
-        least, asked = self._least(), percent(2 * self.tolerance)
-        if self.obstacle.staircase is not None and not self.obstacle.staircase.regular:
+        least, asked, stairs = self._least(), percent(2 * self.tolerance), self.obstacle.staircase
+        if stairs is not None and stairs.everywhere:
             return "undecided: the box has no slope that a gradient could be compared with"
         if self.evaluations == 0 or (self.obstacle.late and bool(self.visible.isinf().all())):
-            return "undecided: the time was over before the first slopes were known. Give more seconds"
+            return f"undecided: no slopes are known yet, and {self.obstacle.ended}. Give more seconds"
         if self.obstacle.unmoved:
             return (
                 "undecided: no output changes when inputs are moved by as much as they vary. Give rows that vary more"
             )
         more = "more seconds, or a larger tolerance" if self.obstacle.late else "a larger budget or tolerance"
-        more = "a larger tolerance" if self.obstacle.staircase is not None else more
+        more = "a larger tolerance" if stairs is not None and stairs.regular else more
         hidden = f"by {self.obstacle.hidden_by}"
         if self._left_out():
             along = _named(self._left_out())
@@ -144,17 +145,10 @@ class Check:
 
 def notes(verdict: Verdict, evidence: Evidence, obstacle: Obstacle, scale: Tensor) -> tuple[str, ...]:
     """Sentences on the box, each with what to do; scale [d] is the spread of every input."""
-    found, stairs = [], obstacle.staircase
+    found, stairs, at_jump = [], obstacle.staircase, obstacle.at_jump
     if stairs is not None and (verdict != "right" or not stairs.regular):
-        kind, advice = "the box is piecewise constant", long_steps(scale)
-        if stairs.regular:
-            kind = "the outputs are rounded"
-            advice = f"Take more digits from the box, if it has them. {advice}"
-        found.append(
-            f"{kind}: moves shorter than {stairs.flat:.1g} of an input's spread change nothing, and a gradient depends "
-            f"on the step. {advice}"
-        )
-    at_jump = obstacle.at_jump
+        found.append(_staircase(stairs, scale))
+        at_jump = None if at_jump is None else at_jump & ~stairs.without_slope
     if at_jump is not None and bool(at_jump.any()):
         rows, inputs = int(at_jump.any(1).sum()), at_jump.any(0).nonzero().flatten().tolist()
         if obstacle.jump_error < SETTINGS.serious:
@@ -177,6 +171,30 @@ def notes(verdict: Verdict, evidence: Evidence, obstacle: Obstacle, scale: Tenso
     return tuple(found)
 
 
+def _staircase(stairs: Staircase, scale: Tensor) -> str:
+    """Where the box is piecewise constant, over which moves, and what to do; scale [d] is the spread of every input."""
+    coarse = stairs.coarse.any(1)  # [d]
+    inputs, outputs = coarse.nonzero().flatten().tolist(), stairs.coarse.any(0).nonzero().flatten().tolist()
+    kind = "the outputs are rounded" if stairs.regular else "the box is piecewise constant"
+    if bool((stairs.smooth.any(1) & ~coarse).any()):
+        some = inputs[: SETTINGS.named_inputs]
+        lengths = ", ".join(f"{float(f'{length:.1g}'):g}" for length in (stairs.flat * scale)[some].tolist())
+        spreads = ", ".join(f"{spread:.2g}" for spread in scale[some].tolist())
+        kind, lengths = f"{kind} along {_named(inputs)}", f"about {lengths} long"
+        vary = "input varies" if len(inputs) == 1 else "inputs vary"
+        advice = (
+            f"Train with steps there about as long as the {vary}, {spreads}: the default policy takes such steps where "
+            "it sees the jumps"
+        )
+    else:
+        lengths = f"about {float(stairs.flat[coarse].log().mean().exp()):.1g} of an input's spread long"
+        advice = long_steps(scale)
+    only = f" in {_named(outputs, 'output')} only" if bool((stairs.smooth & coarse[:, None]).any()) else ""
+    judged = "" if stairs.regular else ", and was not judged"
+    more = "Take more digits from the box, if it has them. " if stairs.regular else ""
+    return f"{kind}, with flat parts {lengths}{only}: a gradient depends on the step{judged}. {more}{advice}"
+
+
 def long_steps(scale: Tensor) -> str:
     """Advice to move inputs by about as much as they vary, scale [d]."""
     typical = float(scale.log().mean().exp())
@@ -185,11 +203,11 @@ def long_steps(scale: Tensor) -> str:
     return f"Train with steps about as long as inputs vary: policy=bondgrad.policies.Fixed({typical:.1g})"
 
 
-def _named(inputs: list[int]) -> str:
-    """Inputs by their numbers, as many as are named one by one."""
-    some = ", ".join(map(str, inputs[: SETTINGS.named_inputs]))
-    more = " and others" if len(inputs) > SETTINGS.named_inputs else ""
-    return f"{'input' if len(inputs) == 1 else 'inputs'} {some}{more}"
+def _named(numbers: list[int], what: str = "input") -> str:
+    """Inputs, or outputs, by their numbers, as many as are named one by one."""
+    some = ", ".join(map(str, numbers[: SETTINGS.named_inputs]))
+    more = " and others" if len(numbers) > SETTINGS.named_inputs else ""
+    return f"{what}{'' if len(numbers) == 1 else 's'} {some}{more}"
 
 
 def problems(evidence: Evidence, tolerance: float, scale: Tensor) -> tuple[str, ...]:

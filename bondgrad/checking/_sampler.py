@@ -95,34 +95,35 @@ class GradientSampler:
 
     def outputs(self, x: Tensor, context: tuple[Tensor, ...]) -> Tensor:
         """Outputs [N, d_out] at rows x [N, d]; NaN where an output is not finite."""
-        y = torch.cat(self._in_requests(self._outputs, (x, *context), len(x), 1))
+        tensors, parts, first = (x, *context), [], 0
+        while first < len(x):
+            rows = slice(first, min(len(x), first + self.pace.rows(len(x), 1)))
+            parts.append(self._request(self._outputs, tensors, rows, whole=False))
+            first = rows.stop
+        y = torch.cat(parts)
         return torch.where(torch.isfinite(y), y, math.nan)
 
     def gradients(self, x: Tensor, context: tuple[Tensor, ...], gy: Tensor, generator: torch.Generator) -> Tensor:
         """Gradients [N, d] by autograd of the loss gy [N, d_out] · box(x) at rows x [N, d], in float64.
 
         They are NaN where an output is not finite, and infinite where outputs are finite and the gradient is not.
-        """
-        ask = functools.partial(self._gradient, generator=generator)
-        cost = self.gradient_cost(1)
-        return torch.cat(self._in_requests(ask, (x, gy, *context), self.rows_at_once, cost))
 
-    def _in_requests(
-        self, ask: Callable[..., Tensor], tensors: tuple[Tensor, ...], most: int, cost: int
-    ) -> list[Tensor]:
-        """Answers to consecutive rows of tensors [N, ...], in requests of at most `most` rows and as the pace allows.
-
-        Each row is expected to take `cost` evaluations.
+        The gradient of a layer depends on the rows of its batch, at which it may find its first step. So batches are
+        the same whether time is limited or not.
         """
-        parts, first, n = [], 0, len(tensors[0])
-        while first < n:
-            rows = slice(first, min(n, first + self.pace.rows(most, cost)))
-            before, begun = self.evaluations, self.pace.begin()
-            self._rows += rows.stop - first
-            parts.append(ask(*(t[rows] for t in tensors)))
-            self.pace.end(begun, self.evaluations - before, self.evaluations, self.budget)
-            first = rows.stop
-        return parts
+        self.pace.require(self.gradient_cost(len(x)), len(x))
+        ask, tensors = functools.partial(self._gradient, generator=generator), (x, gy, *context)
+        batches = (slice(first, first + self.rows_at_once) for first in range(0, len(x), self.rows_at_once))
+        return torch.cat([self._request(ask, tensors, rows, whole=True) for rows in batches])
+
+    def _request(self, ask: Callable[..., Tensor], tensors: tuple[Tensor, ...], rows: slice, *, whole: bool) -> Tensor:
+        """Answers to some rows of tensors [N, ...]."""
+        before, begun = self.evaluations, self.pace.begin()
+        asked = [t[rows] for t in tensors]
+        self._rows += len(asked[0])
+        answers = ask(*asked)
+        self.pace.end(begun, self.evaluations - before, self.evaluations, self.budget, whole=whole)
+        return answers
 
     def _outputs(self, x: Tensor, *context: Tensor) -> Tensor:
         with torch.no_grad():

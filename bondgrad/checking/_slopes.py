@@ -13,6 +13,7 @@ from torch import Tensor
 from bondgrad.calling._inputs import Limits
 from bondgrad.checking._levels import Levels
 from bondgrad.checking._sampler import GradientSampler
+from bondgrad.checking._stairs import OutputChanges, Staircase
 from bondgrad.measuring._moves import one_input_moved
 from bondgrad.measuring._rounding import OutputRounding
 
@@ -90,8 +91,7 @@ class LossSlopes:
     limits: Limits  # no point outside is evaluated
 
     def __post_init__(self) -> None:
-        self._rounding = OutputRounding(self.gy, self.x.shape[1])
-        self.levels = Levels()
+        self._rounding, self._levels = OutputRounding(self.gy, self.x.shape[1]), Levels()
         low, high = self.limits.like(self.x)
         room = torch.minimum(high - self.x, self.x - low).double()
         self.longest = (room / self.scale).clamp(max=1)  # [r, d] the longest step within the limits
@@ -106,8 +106,16 @@ class LossSlopes:
         g = self.sampler.gradients(x, tuple(context), gy, generator)
         return g.view(copies, *self.x.shape) * self.scale
 
-    def losses(self, steps: Tensor) -> tuple[Tensor, Tensor]:
+    def staircase(self, changes: OutputChanges) -> Staircase | None:
+        """Which outputs are piecewise constant, by their changes over the ladder and all that is known by now."""
+        return changes.staircase(self._rounding.of_outputs().median(0).values, self._levels)
+
+    def losses(self, steps: Tensor, changes: OutputChanges | None = None) -> tuple[Tensor, Tensor]:
         """Move one input at a time up and down, by n steps [r, d, n].
+
+        Args:
+            steps: The steps, in units of the spread.
+            changes: Takes in the outputs.
 
         Returns:
             The moves as they were set, after rounding, and the losses at their ends, [r, d, n, 2] each; NaN: an output
@@ -116,6 +124,7 @@ class LossSlopes:
         here, scale = self.x[..., None, None], self.scale[:, None, None]
         ends = here + (torch.stack((steps, -steps), 3) * scale).to(here.dtype)  # [r, d, n, 2]
         ends = self.limits.clamped(ends.movedim(1, 3)).movedim(3, 1)  # rounding may cross them
+        moves = (ends.double() - here.double()) / scale
         at_once, losses = max(1, self.sampler.rows_at_once // ends[:, 0].numel()), []
         for first in range(0, len(self.scale), at_once):
             inputs = slice(first, first + at_once)  # k inputs
@@ -123,9 +132,11 @@ class LossSlopes:
             y = self._outputs(one_input_moved(self.x, inputs, values))  # [r, k, n·2, d_out]
             y = y.view(*ends[:, inputs].shape, -1)
             self._rounding.observe(inputs, y)
-            self.levels.observe(y)
+            self._levels.observe(y)
+            if changes is not None:
+                changes.observe(moves[:, inputs, :, 0], y)
             losses.append((y.double() * self.gy[:, None, None, None]).sum(4))
-        return (ends.double() - here.double()) / scale, torch.cat(losses, 1)
+        return moves, torch.cat(losses, 1)
 
     def losses_at(self, rows: Tensor, inputs: Tensor, moves: Tensor) -> Tensor:
         """The loss [m, k] at rows [m] of x, in each of which one of inputs [m] is moved by moves [m, k]."""
@@ -136,9 +147,13 @@ class LossSlopes:
         y = self._outputs(points, rows)
         return (y.double() * self.gy[rows][:, None]).sum(2)
 
-    def base(self, copies: int) -> Tensor:
-        """The loss [r, copies] at the rows themselves, evaluated once for every copy."""
-        return (self._outputs(self.x[:, None].expand(-1, copies, -1)).double() * self.gy[:, None]).sum(2)
+    def outputs(self, copies: int) -> Tensor:
+        """The outputs [r, copies, d_out] at the rows themselves, evaluated once for every copy."""
+        return self._outputs(self.x[:, None].expand(-1, copies, -1))
+
+    def base(self, y: Tensor) -> Tensor:
+        """The loss [r, copies] of outputs y [r, copies, d_out] at the rows."""
+        return (y.double() * self.gy[:, None]).sum(2)
 
     def _outputs(self, points: Tensor, rows: Tensor | None = None) -> Tensor:
         """Outputs [r, ..., d_out] at points [r, ..., d] near all rows, or near rows [r]."""
@@ -181,7 +196,7 @@ class LossSlopes:
         within the shortest step does not show in symmetric quotients, which all give the mean of its two sides. So
         `kink` is the difference of the slopes from x to the two sides, less its part in proportion to t.
         """
-        base = self.base(copies)[:, None, :, None]  # [r, 1, copies, 1]
+        base = self.base(self.outputs(copies))[:, None, :, None]  # [r, 1, copies, 1]
         drawn = torch.rand(*steps.shape, copies, 1, generator=generator, dtype=torch.float64).to(steps.device)
         t = steps[..., None, None] * (1 - SETTINGS.jitter * drawn) * steps.new_tensor((1, 1 / 2, 1 / 4))
         moves, losses = (part.view(*t.shape, 2) for part in self.losses(t.flatten(2)))

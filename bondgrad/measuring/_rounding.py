@@ -57,6 +57,12 @@ class OutputRounding:
         self._size = torch.maximum(self._size, exact.abs().nan_to_num(0).amax(1))
         self._moves[:, inputs] |= (y[..., 0, :] != y[..., 1, :]).any(2)
 
+    def of_outputs(self) -> Tensor:
+        """Standard deviation [r, d_out] of the rounding of every output."""
+        quantum = torch.where(torch.isfinite(self._quantum), self._quantum / math.sqrt(12), 0)
+        eps = torch.finfo(self._dtypes[0] if self._dtypes else torch.float64).eps
+        return torch.maximum(quantum, eps * self._size)
+
     def deviation(self, share: Tensor) -> Tensor:
         """Standard deviation [r, d, ...] of the rounding of the loss at the ends of moves.
 
@@ -64,9 +70,7 @@ class OutputRounding:
         cancel. Rounding can hide a slope of theirs only up to one rounding over the longest move, so they count in
         proportion to `share` [r, d, ...], the length of a move in units of the longest.
         """
-        quantum = torch.where(torch.isfinite(self._quantum), self._quantum / math.sqrt(12), 0)
-        eps = torch.finfo(self._dtypes[0] if self._dtypes else torch.float64).eps
-        squares = (self._gy * torch.maximum(quantum, eps * self._size)).square()[:, None]  # [r, 1, d_out]
+        squares = (self._gy * self.of_outputs()).square()[:, None]  # [r, 1, d_out]
         moving = torch.where(self._moves, squares, 0).sum(2)  # [r, d]
         other = (squares.sum(2) - moving).clamp(min=0)
         moving, other = (part.view(*part.shape, *[1] * (share.ndim - 2)) for part in (moving, other))

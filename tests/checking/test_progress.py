@@ -51,10 +51,40 @@ def test_a_black_box_keeps_to_the_time(monkeypatch):
 
 def test_too_little_time_says_so(monkeypatch):
     found = check(Clock(monkeypatch).slow(1.0), rows(3), seconds=2.0)
-    assert str(found).startswith("undecided: the time was over before the first slopes were known. Give more seconds")
+    assert str(found).startswith("undecided: no slopes are known yet, and the 2 seconds are over. Give more seconds")
     assert "Taylor" not in str(found)  # nothing is known of it
     assert found.factor.isnan().all()
     assert found.problems == ()
+
+
+def printed(x):
+    """Its fourth digit is rounded, so that a first step from one row is far too short."""
+    y = torch.stack((x[:, 0].sin() * (x[:, 1] / 2).exp(), x[:, 0] * x[:, 1] + 100, x[:, 2].cos()), 1)
+    return (y * 1e4).round() / 1e4
+
+
+@pytest.mark.parametrize("policy", ["calibrated", "bond"])
+@pytest.mark.parametrize("told", [{"seconds": 1e6}, {"progress": lambda _: None}])
+def test_the_gradient_of_a_fresh_layer_is_that_without_a_limit(policy, told, monkeypatch):
+    Clock(monkeypatch)
+    for seed in range(3):
+        x = rows(3, dtype=torch.float32, seed=seed)
+        usual = check(BlackBox(printed, 3, policy=policy, seed=seed), x)
+        limited = check(BlackBox(printed, 3, policy=policy, seed=seed), x, **told)
+        assert str(limited) == str(usual)
+        assert torch.equal(limited.error, usual.error)
+        assert usual.verdict == "right" or policy == "bond"
+
+
+@pytest.mark.parametrize("seconds", [6.0, 10.0])
+def test_a_batch_that_takes_longer_than_the_time_left_is_not_begun(monkeypatch, seconds):
+    clock = Clock(monkeypatch)
+    found = check(BlackBox(clock.slow(0.01), 8, seed=0), rows(8), seconds=seconds)
+    assert clock.now < seconds
+    assert "gradients at 16 rows, which are taken in one batch, may take" in str(found)
+    assert str(found).splitlines()[0].endswith("s are left. Give more seconds")
+    found = check(BlackBox(clock.slow(0.01), 8, seed=0), rows(8), seconds=10 * seconds)
+    assert found.verdict == "right"
 
 
 def test_boxes_with_a_cost_per_call_get_large_requests(monkeypatch):

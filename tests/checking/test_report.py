@@ -7,8 +7,8 @@ import torch
 
 from bondgrad import Check
 from bondgrad.checking._evidence import Entries, Evidence
-from bondgrad.checking._jumps import Staircase
 from bondgrad.checking._report import Obstacle, notes, percent, problems
+from bondgrad.checking._stairs import Staircase
 
 NAN = math.nan
 
@@ -187,7 +187,8 @@ def test_all_errors_are_in_one_unit():
     assert text("undecided", factor=(1.0, NAN), visible=(0.05, 1e30))[1].endswith("by itself")
 
 
-STAIRS = Staircase(0.2, False)
+ALL = torch.ones(2, 1, dtype=torch.bool)
+STAIRS = Staircase(ALL, ~ALL, torch.tensor([0.1, 0.4]), False)
 JUMPS = torch.zeros(16, 2, dtype=torch.bool)
 JUMPS[3, 1] = True
 
@@ -205,7 +206,7 @@ JUMPS[3, 1] = True
             math.inf,
             "the box jumps along input 1, so that a gradient",
         ),
-        (Obstacle(late=True), math.inf, "the time was over before the first slopes were known. Give more seconds"),
+        (Obstacle(late=True), math.inf, "no slopes are known yet, and the time is over. Give more seconds"),
     ],
 )
 def test_why_a_check_is_undecided(obstacle, visible, words):
@@ -227,11 +228,14 @@ def noted(verdict, obstacle, factor=(1.0, 1.0), wrong=(), scale=0.3):
 
 def test_advice_on_steps():
     (piecewise,) = noted("undecided", Obstacle(staircase=STAIRS))
-    assert piecewise.startswith("the box is piecewise constant: moves shorter than 0.2 of an input's spread change not")
+    assert piecewise.startswith("the box is piecewise constant, with flat parts about 0.2 of an input's spread long: ")
     assert piecewise.endswith("policy=bondgrad.policies.Fixed(0.3)")
     assert noted("right", Obstacle(staircase=STAIRS._replace(regular=True))) == ()
     (rounded,) = noted("undecided", Obstacle(staircase=STAIRS._replace(regular=True)))
-    assert rounded.startswith("the outputs are rounded")
+    assert rounded.startswith(
+        "the outputs are rounded, with flat parts about 0.2 of an input's spread long: a gradient"
+    )
+    assert "judged" not in rounded
     (jumps,) = noted("wrong", Obstacle(at_jump=JUMPS, jump_error=5.0))
     assert jumps.startswith("the box has jumps near 1 of 16 rows (input 1)")
     assert jumps.endswith("Fixed(0.3)")
@@ -239,6 +243,21 @@ def test_advice_on_steps():
     assert "Make the box more exact" in small
     (unlike,) = noted("undecided", Obstacle(staircase=STAIRS), scale=[0.1, 10.0])
     assert "Scale the inputs to the same spread" in unlike
+
+
+def test_where_a_box_is_piecewise_constant():
+    coarse = torch.tensor([[False, True], [False, False]])
+    stairs = Staircase(coarse, ~coarse, torch.tensor([0.025, NAN]), False)
+    (some,) = noted("undecided", Obstacle(staircase=stairs), scale=[40.0, 1.0])
+    assert some.startswith(
+        "the box is piecewise constant along input 0, with flat parts about 1 long in output 1 only: a gradient "
+        "depends on the step, and was not judged. Train with steps there about as long as the input varies, 40: the "
+    )
+    jumps = torch.ones(16, 1, dtype=torch.bool) & stairs.without_slope
+    assert noted("undecided", Obstacle(staircase=stairs, at_jump=jumps), scale=[40.0, 1.0]) == (some,)
+    jumps[3, 1] = True
+    _, more = noted("undecided", Obstacle(staircase=stairs, at_jump=jumps), scale=[40.0, 1.0])
+    assert more.startswith("the box has jumps near 1 of 16 rows (input 1)")
 
 
 def test_noise_makes_a_layer_step_far():

@@ -61,7 +61,7 @@ def test_losses_with_one_input_moved_at_a_time():
     assert losses[0, 1].tolist() == [[1 + 10 * 3, 1 + 10 * 1], [1 + 10 * 4, 1]]  # by one and two in its own units
     assert losses[1, 0].tolist() == [[2 * 3.5**2, 2 * 2.5**2], [2 * 16, 2 * 4]]
     assert losses[1, 1].tolist() == [[18, 18], [18, 18]]
-    assert slopes.base(3).tolist() == [[21] * 3, [18] * 3]
+    assert slopes.base(slopes.outputs(3)).tolist() == [[21] * 3, [18] * 3]
     assert slopes.sampler.evaluations == 2 * 2 * 2 * 2 + 2 * 3
 
 
