@@ -12,6 +12,7 @@ from bondgrad.measuring._first_step import StartingPoint, climb, most_slopes
 from bondgrad.measuring._jumps import PARTS, JumpEvidence
 from bondgrad.measuring._spread import Spread, input_sums
 from bondgrad.measuring._step_trial import Differences, StepTrial
+from bondgrad.policies._best_step import best_factor, least_readings
 from bondgrad.policies._policy import Batch, MeasuringPolicy, Observation, State, Steps
 from bondgrad.policies._trial_sums import COUNT, SlopeErrors, TrialSums, roughness_at_best
 
@@ -24,11 +25,6 @@ class CalibrationSettings:
     small_trials: int = 4  # the number of batches that make a whole trial at most, where batches are small
     rounds: tuple[int, ...] = (1, 1, 2, 2, 3, 4, 6, 8)  # whole trials in each round; after a round steps change
     signal: float = 3.0  # standard errors by which slopes must exceed the noise to count as a signal
-    finest: float = 1e-10  # of the squared slopes: less noise than this lengthens no step, less bending shortens none
-    most_stretched: float = 0.25  # relative growth of all slopes of an input that is accepted
-    most_shrunk: float = 0.3  # relative decrease that is accepted; at a third, longer steps move outputs no farther
-    most_saturated: float = 0.1  # the same where the box saturates, and slopes farther out say little of those here
-    stretch_harm: float = 0.1  # weight of such a common factor, relative to an error that differs from row to row
     farthest: float = 4.0  # longest step, in units of the spread of the input
     farthest_few: float = 64.0  # longest step where batches have too few rows to show a spread
     farthest_failing: float = 1.0  # longest step of an input at which evaluations failed at some rows
@@ -43,12 +39,11 @@ class CalibrationSettings:
     too_long: float = 0.5  # factor on steps that are too long, however rough the outputs are
     jumping: float = 2.0  # what is supposed of a box with jumps at first
     smooth: float = 0.6  # mean over rounds, the last of which counts half, below which a box does not jump
-    look_every: int = 4  # number of rounds from one look for jumps to the next; the first is in the second round
-    past_looks: float = 0.8  # weight of earlier looks for jumps
+    first_looks: float = 20.0  # rows at which jumps are looked for in every trial; later in every fourth round
+    past_looks: float = 80.0  # rows of later looks, after which earlier ones have lost all but 1/e of their weight
     past_spread: float = 0.9  # weight of earlier trials in the spread
     past_noise: float = 0.5  # weight of earlier rounds in the noise
     changed_noise: float = 4.0  # ratio of variances beyond which the earlier value has no weight
-    clear: float = 0.01  # part of the squared slopes that may be errors, below which more readings are not worth it
     off_spread: float = 1.5  # factor by which steps may differ from the spread of a batch, if there are jumps
     shrunk_spread: float = 8.0  # factor by which the spread of a batch may fall before steps shrink with it
     spread_rows: int = 8  # the least number of rows of a batch whose spread is used
@@ -63,7 +58,6 @@ SETTINGS = CalibrationSettings()
 SMOOTH_AFTER_ALL = -1.0  # roughness of an input that seemed to jump, and does not over the steps that it then gets
 NOT_LIMITED = 1e30  # a longest step that is none
 SUMS = COUNT + len(JumpEvidence._fields)  # rows of a summary that are sums over rows
-FACTORS = torch.logspace(-2, 1, 25, base=2, dtype=torch.float32, device="cpu")[:, None]  # [25, 1] changes of a step
 
 
 class Calibrated(MeasuringPolicy):
@@ -148,8 +142,11 @@ class Calibrated(MeasuringPolicy):
         return not float(state["step"].amin()) > 0
 
     def looks_for_jumps(self, state: State) -> bool:
-        """See `MeasuringPolicy.looks_for_jumps`: in the first trial of every fourth round, since it costs as three."""
-        return bool((state["round"] % SETTINGS.look_every == 1) & ~state["sums"].any())
+        """See `MeasuringPolicy.looks_for_jumps`: seldom after the first rows, since it costs as much as two trials."""
+        begins, number = not bool(state["sums"].any()), int(state["round"])
+        if begins and number == 0:  # the ladder of the first step is a look
+            return False
+        return float(state["evidence"][0].amax()) < SETTINGS.first_looks or (begins and number % 4 == 1)
 
     def jumps(self, state: State) -> Tensor:
         """See `MeasuringPolicy.jumps`."""
@@ -246,7 +243,7 @@ def _jumps_found(state: State, evidence: Tensor) -> tuple[Tensor, Tensor]:
     """All evidence of jumps with that of this trial [4, d], and the inputs [d] along which they are found by it."""
     if not bool(evidence.any()):  # none was looked for
         return state["evidence"], torch.zeros_like(state["step"], dtype=torch.bool)
-    evidence = SETTINGS.past_looks * state["evidence"] + evidence
+    evidence = torch.exp(-evidence[0].amax() / SETTINGS.past_looks) * state["evidence"] + evidence
     return evidence, JumpEvidence(*evidence).jumps() & (state["jumps"] == 0)
 
 
@@ -277,10 +274,10 @@ def _next_round(state: State, rows: int, differences: Differences, most_readings
     rough = _if_rough((state["jumps"] + rough) / 2, SMOOTH_AFTER_ALL)
     jumps = torch.where(state["jumps"] > 0, rough, state["jumps"])
     smooth = SlopeErrors(*(part[jumps <= 0] for part in errors))  # slopes over jumps are no better with more readings
-    readings = _readings(smooth, state["readings"], most_readings if len(smooth.noise) else 1, differences.order)
+    readings = least_readings(smooth, state["readings"], most_readings if len(smooth.noise) else 1, differences.order)
     less = state["readings"] / readings  # noise of the mean of readings
     noise, errors = noise * less, errors._replace(noise=errors.noise * less)
-    factor = _best_factor(errors, differences.order)[0]
+    factor = best_factor(errors, differences.order)[0]
     at_best = max(1.0, roughness_at_best(differences))
     grows = (errors.rough > SETTINGS.very_rough * at_best) & ~(errors.random > SETTINGS.explained)
     least = torch.where(grows, SETTINGS.growth, 1.0)
@@ -326,39 +323,3 @@ def _noise(state: State, sums: TrialSums) -> Tensor:
     measured, before = each[_smooth_inputs(state)].nanmedian(), state["noise"]
     alike = 1 / SETTINGS.changed_noise < float(measured / before) < SETTINGS.changed_noise
     return torch.where(measured.isnan(), before, torch.lerp(measured, before, SETTINGS.past_noise * alike))
-
-
-def _readings(errors: SlopeErrors, now: Tensor, most: int, order: int) -> Tensor:
-    """The least number of readings, doubled up to `most`, after which the best steps have small errors.
-
-    Args:
-        errors: With as many readings as there are now.
-        now: This number.
-        most: The largest number.
-        order: The power of the step with which errors fall.
-    """
-    readings = 1
-    while readings < most:
-        noise = errors.noise * now / readings
-        error = _best_factor(errors._replace(noise=noise), order)[1] / errors.square
-        if float(error.nanmedian()) <= SETTINGS.clear:
-            break
-        readings = min(2 * readings, most)
-    return torch.full_like(now, readings)
-
-
-def _best_factor(errors: SlopeErrors, order: int) -> tuple[Tensor, Tensor]:
-    """For each input [d] the one of `FACTORS` that gives its step the least error relative to the slope.
-
-    Also the mean square of that error, [d].
-    """
-    factors = FACTORS.to(errors.noise.device)  # [25, 1]
-    floor = SETTINGS.finest * errors.square
-    stretched = errors.stretch * factors**order
-    error = (errors.noise + floor) / factors.square() + errors.bending * factors ** (2 * order)
-    error = (error + (SETTINGS.stretch_harm * stretched).square() * errors.square) / (1 + stretched).square()
-    shrunk = torch.where(errors.saturates, SETTINGS.most_saturated, SETTINGS.most_shrunk)
-    accepted = (stretched <= SETTINGS.most_stretched) & (stretched >= -shrunk)
-    best = torch.where(accepted, error, math.inf).argmin(0)  # the smallest factor, where none is accepted
-    factor = torch.where(errors.noise < floor, factors[best, 0].clamp(max=1), factors[best, 0])
-    return factor, error.gather(0, best[None])[0]

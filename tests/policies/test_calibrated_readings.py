@@ -10,7 +10,7 @@ import torch
 from bondgrad import BlackBox
 from bondgrad.evaluators import Threads
 from bondgrad.policies import Calibrated, Differences, Fixed, Observation, Steps, StepTrial
-from bondgrad.policies._calibrated import _readings
+from bondgrad.policies._best_step import least_readings
 from bondgrad.policies._trial_sums import SlopeErrors
 from tests.helpers import gradient, noisy, same_state
 from tests.policies.test_calibrated import D, K, exact_gradient, layer_of, problems, signs_right, waves
@@ -59,7 +59,7 @@ def by_doubling(noise, bending, square, now, most, order):
 def test_readings_are_doubled_until_a_hundredth_of_the_squared_slopes_is_wrong(now, most, order):
     for noise in (0.0, 1e-3, 0.011, 0.03, 0.1, 1.0, 10.0):
         for bending in (0.0, 1e-3, 0.1):
-            found = _readings(errors_of(noise, bending, 2.0), torch.tensor(float(now)), most, order)
+            found = least_readings(errors_of(noise, bending, 2.0), torch.tensor(float(now)), most, order)
             assert found.dtype == torch.float32
             assert int(found) == by_doubling(noise, bending, 2.0, now, most, order)
 
@@ -67,15 +67,15 @@ def test_readings_are_doubled_until_a_hundredth_of_the_squared_slopes_is_wrong(n
 @pytest.mark.parametrize(("noise", "readings"), [(0.039, 1), (0.041, 2), (0.079, 2), (0.081, 4), (0.31, 8), (9.0, 8)])
 def test_longer_steps_come_first(noise, readings):
     """Without bending, steps twice as long leave a quarter of the noise."""
-    assert int(_readings(errors_of(noise), torch.ones(()), 8, 2)) == readings
-    assert int(_readings(errors_of(noise / 4), torch.full((), 4.0), 8, 2)) == readings  # with four there are now
+    assert int(least_readings(errors_of(noise), torch.ones(()), 8, 2)) == readings
+    assert int(least_readings(errors_of(noise / 4), torch.full((), 4.0), 8, 2)) == readings  # with four there are now
 
 
 def test_the_input_in_the_middle_decides_and_those_without_any_slope_or_noise_have_no_say():
     noise = torch.tensor([1e-6, 0.07, 100.0])
-    assert int(_readings(errors_of(noise), torch.ones(()), 8, 2)) == 2
+    assert int(least_readings(errors_of(noise), torch.ones(()), 8, 2)) == 2
     some = errors_of(torch.tensor([0.0, 0.0, 0.07]), square=torch.tensor([0.0, 0.0, 1.0]))
-    assert int(_readings(some, torch.ones(()), 8, 2)) == 2
+    assert int(least_readings(some, torch.ones(()), 8, 2)) == 2
 
 
 @pytest.mark.parametrize("rough", [0.1, 3.0])
@@ -226,7 +226,7 @@ def test_training_is_resumed_bit_for_bit(n):
     assert same_state(layer.state_dict(), again.state_dict())
 
 
-def test_the_standard_error_is_that_of_the_mean_of_readings():
+def test_the_standard_error_is_that_of_the_mean_ofleast_readings():
     """A plane, of which steps may be as long as one likes: what is left is noise alone."""
     weight = torch.randn(D, K, generator=torch.Generator().manual_seed(0))
     for readings in (1, 8):

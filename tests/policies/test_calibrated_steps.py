@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from bondgrad.policies import Batch, Calibrated, Differences
-from bondgrad.policies._calibrated import FACTORS, NOT_LIMITED, SETTINGS, _best_factor, _next_round, _noise
+from bondgrad.policies._best_step import FACTORS, best_factor
+from bondgrad.policies._calibrated import NOT_LIMITED, SETTINGS, _next_round, _noise
 from bondgrad.policies._trial_sums import COUNT, SlopeErrors, TrialSums
 from tests.policies.test_slope_errors import certain
 
@@ -20,7 +21,7 @@ def errors_of(noise, bending=0.0, stretch=0.0, square=1.0, saturates=False):
 
 
 def factor_of(*errors, order=2, **more):
-    factor, error = _best_factor(errors_of(*errors, **more), order)
+    factor, error = best_factor(errors_of(*errors, **more), order)
     assert factor.shape == error.shape == (1,)
     return float(factor)
 
@@ -45,7 +46,7 @@ def test_the_factor_with_the_least_relative_error(noise, bending, stretch, satur
     errors = {"noise": noise, "bending": bending, "stretch": stretch, "square": 2.0, "saturates": saturates}
     factor, error = by_search(**errors, order=order)
     assert factor_of(**errors, order=order) == pytest.approx(factor)
-    assert float(_best_factor(errors_of(**errors), order)[1]) == pytest.approx(error, rel=1e-5)
+    assert float(best_factor(errors_of(**errors), order)[1]) == pytest.approx(error, rel=1e-5)
 
 
 def test_at_the_best_step_noise_is_order_times_the_bending():
@@ -131,7 +132,7 @@ def steps_after(*args, **values):
 
 @pytest.mark.parametrize("differences", [CENTRAL, FORWARD, Differences(4)])
 @pytest.mark.parametrize("growth", [0.0, 0.2, 0.5, -0.2, -0.5])
-def test_the_step_of_an_input_with_a_signal_changes_by_the_best_factor(growth, differences):
+def test_the_step_of_an_input_with_a_signal_changes_by_thebest_factor(growth, differences):
     # Fits leave (2ᵖ - 1)² times the bending and noise, of which more than there is on average is subtracted.
     order, common, ratio = differences.order, 0.25 if differences.shared_base else 0, 1 + growth
     at_best = order * (0.25 - 2 * common + 1)
