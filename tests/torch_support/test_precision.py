@@ -131,7 +131,7 @@ def test_where_a_look_is_not_free_the_numbers_are_the_same(estimator, policy, ba
     look_is_costly(monkeypatch)
     costly, seen = run()
     assert all(torch.equal(a, b) for a, b in zip(free, costly, strict=True))
-    assert failures == seen + lost
+    assert failures == (1 if lost else seen)  # that row; or what was evaluated near it, since it was not left out
 
 
 def look_is_costly(monkeypatch):
