@@ -108,9 +108,10 @@ class Layer(nn.Module):
                 y, ok, states, ahead = evaluate(call._replace(plan=plan))
             if ahead is not None:
                 self.policy_state.random.join(ahead.device, ahead.generator)
+            finite = None if ok is None else torch.isfinite(y)
             if device.reading_is_free(self.function.compute_device(y.device)):
-                y = with_substitutes(self.progress, y, ok, self.training)
-            return y, ForwardRecord(self.training, autocast, part, states, ok, ahead, check=check)
+                y = with_substitutes(self.progress, y, finite, self.training)
+            return y, ForwardRecord(self.training, autocast, part, states, finite, ahead, check=check)
 
         if is_capturing(x.device) or not in_checkpoint():
             return ask(graded and not in_backward())
@@ -181,7 +182,7 @@ class Layer(nn.Module):
 
     def _take_step(self, forward: ForwardRecord, x: Tensor, y: Tensor, gy: Tensor, *context: Tensor) -> Tensor:
         """Put together the inputs of a backward pass on the device of the box, take the step, and keep its result."""
-        if forward.ok is not None:
+        if forward.finite is not None:
             return self._take_step_without_failures(forward, x, y, gy, *context)
         step = self._step_inputs(forward, x, y, gy, context)
         memory = self.memory
@@ -241,15 +242,16 @@ class Layer(nn.Module):
     def _take_step_without_failures(
         self, forward: ForwardRecord, x: Tensor, y: Tensor, gy: Tensor, *context: Tensor
     ) -> Tensor:
-        """The gradient [B, d], where some rows of the forward pass had substitutes, which have no gradient."""
-        assert forward.ok is not None
-        ok, forward = forward.ok.to(x.device), forward._replace(ok=None)
-        if self.memory is not None or forward.part.ranks > 1:  # all rows of a batch belong together
-            failed = ~ok[:, None]
-            return self._take_step(forward, x, y.masked_fill(failed, math.nan), gy.masked_fill(failed, 0), *context)
+        """The gradient [B, d], where some outputs of the forward pass were substitutes, which have no gradient."""
+        assert forward.finite is not None
+        finite, forward = forward.finite.to(x.device), forward._replace(finite=None)
+        y, gy = y.masked_fill(~finite, math.nan), gy.masked_fill(~finite, 0)
+        some = finite.any(1)
+        if self.memory is not None or forward.part.ranks > 1 or bool(some.all()):  # all rows of a batch belong together
+            return self._take_step(forward, x, y, gy, *context)
         g = torch.zeros_like(x)
-        if bool(ok.any()):
-            g[ok] = self._take_step(forward._replace(kept=ok), *(t[ok] for t in (x, y, gy, *context)))
+        if bool(some.any()):
+            g[some] = self._take_step(forward._replace(kept=some), *(t[some] for t in (x, y, gy, *context)))
         elif forward.ahead is not None:
             forward.ahead.drop()
         return g

@@ -53,7 +53,7 @@ class ForwardRecord(NamedTuple):
     autocast: torch.dtype | None = None  # for a box that does not run in full precision
     part: JointBatch = ALONE  # where the rows stand in a batch of several processes
     states: StatesByStart = ()  # of a box with memory
-    ok: Tensor | None = None  # [B] which rows got finite outputs; None: all
+    finite: Tensor | None = None  # [B, d_out] which outputs came and are finite; None: all
     ahead: "Ahead | None" = None  # evaluations of the gradient that began in the forward pass
     kept: Tensor | None = None  # [B] which of its rows have a gradient, in a step of these alone; None: all
     ticket: int = 0  # of an answer kept for activation checkpointing; 0: none

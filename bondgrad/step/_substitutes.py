@@ -11,27 +11,26 @@ MEAN_STEPS = 8  # training steps from one batch that counts for the mean of the 
 MEAN_BATCHES = 16  # over about so many of them the mean goes
 
 
-def learn_mean(progress: Progress, y: Tensor, ok: Tensor | None) -> None:
-    """Take the outputs y [B, d_out] of a training step into their mean; ok [B]: which rows are finite; None: all."""
-    now = y.mean(0) if ok is None else torch.where(ok[:, None], y, 0).sum(0) / ok.sum()
+def learn_mean(progress: Progress, y: Tensor, finite: Tensor | None) -> None:
+    """Take the outputs y [B, d_out] of a training step into their mean; finite [B, d_out]: which are; None: all."""
+    now = y.mean(0) if finite is None else torch.where(finite, y, 0).sum(0) / finite.sum(0)
     before = progress.output_mean
     if before is None or (before.shape, before.dtype, before.device) != (now.shape, now.dtype, now.device):
         progress.output_mean, progress.batches = now.nan_to_num(0, 0, 0), 1
         return
     progress.batches = min(progress.batches + 1, MEAN_BATCHES)
-    now = torch.where(torch.isfinite(now), now, before)  # a mean of no rows, or a sum too large, says nothing
+    now = torch.where(torch.isfinite(now), now, before)  # an output that no row has, or a sum too large, says nothing
     progress.output_mean = torch.lerp(before, now, 1 / progress.batches)
 
 
-def with_substitutes(progress: Progress, y: Tensor, ok: Tensor | None, training: bool) -> Tensor:
-    """The outputs y [B, d_out] of a forward pass, with the mean of every output in rows that failed; in evaluation NaN.
+def with_substitutes(progress: Progress, y: Tensor, finite: Tensor | None, training: bool) -> Tensor:
+    """The outputs y [B, d_out] of a forward pass, with the mean of an output where it is not finite; in evaluation NaN.
 
-    A row of which only some outputs are finite has failed, since no two parts of it need belong together. ok [B] tells
-    which rows have not; None: none has failed.
+    finite [B, d_out] tells where outputs are; None: everywhere.
     """
-    ok = None if ok is None else ok.to(y.device)
-    if training and (ok is not None or progress.steps % MEAN_STEPS == 0):
-        learn_mean(progress, y, ok)
-    if ok is None:
+    finite = None if finite is None else finite.to(y.device)
+    if training and (finite is not None or progress.steps % MEAN_STEPS == 0):
+        learn_mean(progress, y, finite)
+    if finite is None:
         return y
-    return torch.where(ok[:, None], y, progress.output_mean if training else math.nan)  # type: ignore[arg-type]
+    return torch.where(finite, y, progress.output_mean if training else math.nan)  # type: ignore[arg-type]

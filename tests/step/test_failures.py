@@ -31,7 +31,7 @@ def test_a_failed_evaluation_costs_its_own_entry_only(estimator):
     assert torch.allclose(g[[0, 4]], exact[[0, 4]], rtol=tolerance)
     if not isinstance(estimator, Simultaneous):
         assert torch.isclose(g[1, 1], exact[1, 1], rtol=tolerance)  # beside a failed entry, in the same row
-        assert not g[2:4].any()  # one output of which was not finite
+        assert not g[2:4].any()  # one output of which had a substitute, and no evaluation of the other was finite
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         gradient(layer, x, gy)  # said once
