@@ -20,6 +20,8 @@ class JumpSettings:
     mostly: float = 1.0  # times what stays, above which what falls again shows a jump,
     by_chance: float = 8.0  # and this number over that of rows more, since few rows may show it by chance
     hardly: float = 0.1  # part of what stays, below which what falls again shows none
+    others: float = 2.0  # weight of an input with jumps, against one without, for inputs of which little is known
+    hit: float = 4.0  # times its other slopes; where that over the shortest step is larger, a jump is too near to tell
 
 
 SETTINGS = JumpSettings()
@@ -57,6 +59,8 @@ class JumpEvidence(NamedTuple):
         shorter, longer = slopes[:-4], slopes[-4:]
         shortest = shorter.gather(0, shorter.abs().argmin(0, keepdim=True))  # next to no row meets a jump over all
         near = torch.cat((shortest, longer))  # [5, r, d]
+        hit = near[0].abs() > SETTINGS.hit * near[1:].abs().amax(0)  # [r, d]
+        near = torch.where(hit, 0, near)
         squares, r = near[:-1].square().sum((0, 1)), near.shape[1]
         noise = (variance / unit.square()).nan_to_num(0, 0, 0)
         parts = torch.stack((squares, *_falling_and_staying(near), noise * r))
@@ -81,14 +85,14 @@ class JumpEvidence(NamedTuple):
     def jumps(self) -> Tensor:
         """The inputs [d] along which the box jumps: where changes of slopes fall again, and are not noise.
 
-        Inputs are judged one by one. Those of which the rows say neither follow the majority of the others.
+        Inputs are judged one by one. Those of which the rows say neither are like the others, if there are many jumps.
         """
         falling, staying, rows = self.falling, self.staying, self.rows
         material = (falling * SETTINGS.noise_share > self.noise) & (falling > SETTINGS.material * rows)
         mostly = SETTINGS.mostly + SETTINGS.by_chance / rows.clamp_min(1)
         jumps = (falling > mostly * staying) & material & (rows >= SETTINGS.rows)
         smooth = (falling <= SETTINGS.hardly * staying) & (rows > 0)
-        return jumps | ((jumps.sum() > smooth.sum()) & ~smooth)
+        return jumps | ((SETTINGS.others * jumps.sum() > smooth.sum()) & ~smooth)
 
 
 def _falling_and_staying(near: Tensor) -> tuple[Tensor, Tensor]:

@@ -129,7 +129,8 @@ class TrialRows:
         differences, measured = self.box.parts.estimator.differences, torch.stack((half, once, twice))
         typical = torch.minimum(self.spread.typical, self.reach)
         far = None
-        if looks_for_jumps and not self.box.parts.estimator.together:  # else a slope is that of all inputs
+        # Of fewer rows the spread is not known, and where all inputs move together a slope is that of all.
+        if looks_for_jumps and len(self.box.x) >= SETTINGS.start_rows and not self.box.parts.estimator.together:
             far = torch.stack([rows.slopes((part * typical).to(size).expand_as(size), sign)[0] for part in PARTS])
         random = rows.variance(repeated[None])
         return StepTrial(differences, self.reach, typical, step, measured, sound & also_sound, repeated, random, far)

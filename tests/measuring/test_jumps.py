@@ -136,7 +136,8 @@ UNDECIDED, NOTHING = (1.0, 2.0, 1.6, 1.2, 1.0), (0.0,) * 5
     [
         ((UNDECIDED, UNDECIDED), [False, False]),
         ((JUMPS, UNDECIDED), [True, True]),
-        ((JUMPS, UNDECIDED, SMOOTHLY), [True, False, False]),  # no majority
+        ((JUMPS, UNDECIDED, SMOOTHLY), [True, True, False]),
+        ((JUMPS, UNDECIDED, SMOOTHLY, SMOOTHLY), [True, False, False, False]),  # too few jumps
         ((JUMPS, UNDECIDED, SMOOTHLY, JUMPS), [True, True, False, True]),
         ((JUMPS, NOTHING, NOTHING), [True, True, True]),
         ((SMOOTHLY, NOTHING), [False, False]),

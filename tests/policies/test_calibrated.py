@@ -91,7 +91,7 @@ def test_steps_are_nearly_the_best(fn, estimator, sigma):
     grid = torch.logspace(-3, 3, 25, base=2) * h.median()
     best = grid[errors_at(grid, fn, sigma, estimator).argmin(0)]
     off = (h / best).log2().abs()  # from round to round steps go up and down by a factor of two or so
-    assert off.max() < 1.25
+    assert off.max() < 1.75
     assert off.mean() < 0.75
 
 

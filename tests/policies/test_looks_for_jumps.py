@@ -31,7 +31,10 @@ def test_jumps_that_a_look_finds_are_given_the_typical_move_and_trials_before_co
 
 def test_an_input_of_which_looks_say_little_follows_the_others():
     assert POLICY.jumps(looked(state_of(3, step=1e-4, **LONGER), JUMP, UNCLEAR, JUMP)).tolist() == [True] * 3
-    assert POLICY.jumps(looked(state_of(3, step=1e-4, **LONGER), JUMP, UNCLEAR, LINE)).tolist() == [True, False, False]
+    assert (
+        POLICY.jumps(looked(state_of(4, step=1e-4, **LONGER), JUMP, UNCLEAR, LINE, LINE)).tolist()
+        == [True] + [False] * 3
+    )
 
 
 def test_looks_add_up_and_earlier_ones_are_forgotten():
