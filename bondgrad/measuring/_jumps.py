@@ -17,11 +17,13 @@ class JumpSettings:
     noise_share: float = 0.05  # part of what falls again that may be noise
     kink: float = 0.5  # ratio of changes, the longer step's to the shorter's, below which there is a jump, not a kink
     kink_begins: float = 1.125  # the same where there was no slope over shorter steps
-    mostly: float = 1.0  # times what stays, above which what falls again shows a jump,
-    by_chance: float = 8.0  # and this number over that of rows more, since few rows may show it by chance
+    # What falls again shows a jump where it is more than `mostly` + `by_chance` / rows times what stays: the fewer rows
+    # there are, the more of it may be there by chance.
+    mostly: float = 1.0
+    by_chance: float = 8.0
     hardly: float = 0.1  # part of what stays, below which what falls again shows none
     others: float = 2.0  # weight of an input with jumps, against one without, for inputs of which little is known
-    hit: float = 4.0  # times its other slopes; where that over the shortest step is larger, a jump is too near to tell
+    hit: float = 4.0  # times a row's other slopes, above which that over the shortest step has met a jump itself
 
 
 SETTINGS = JumpSettings()
@@ -59,6 +61,7 @@ class JumpEvidence(NamedTuple):
         shorter, longer = slopes[:-4], slopes[-4:]
         shortest = shorter.gather(0, shorter.abs().argmin(0, keepdim=True))  # next to no row meets a jump over all
         near = torch.cat((shortest, longer))  # [5, r, d]
+        # A row with a jump within the shortest step says nothing: all its changes are as large as that one slope.
         hit = near[0].abs() > SETTINGS.hit * near[1:].abs().amax(0)  # [r, d]
         near = torch.where(hit, 0, near)
         squares, r = near[:-1].square().sum((0, 1)), near.shape[1]
@@ -85,7 +88,8 @@ class JumpEvidence(NamedTuple):
     def jumps(self) -> Tensor:
         """The inputs [d] along which the box jumps: where changes of slopes fall again, and are not noise.
 
-        Inputs are judged one by one. Those of which the rows say neither are like the others, if there are many jumps.
+        Inputs are judged one by one. An input of which the rows say neither counts as one with jumps, unless inputs
+        without jumps are twice as many as those with jumps, or more.
         """
         falling, staying, rows = self.falling, self.staying, self.rows
         material = (falling * SETTINGS.noise_share > self.noise) & (falling > SETTINGS.material * rows)
