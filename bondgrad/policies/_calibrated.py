@@ -24,6 +24,7 @@ class CalibrationSettings:
     trial_rows: int = 16  # the number of rows of a whole trial
     small_trials: int = 4  # the number of batches that make a whole trial at most, where batches are small
     rounds: tuple[int, ...] = (1, 1, 2, 2, 3, 4, 6, 8)  # whole trials in each round; after a round steps change
+    settled: float = 0.5  # octaves by which steps change, from which on the next round is no longer than this one
     signal: float = 3.0  # standard errors by which slopes must exceed the noise to count as a signal
     farthest: float = 4.0  # longest step, in units of the spread of the input
     farthest_few: float = 64.0  # longest step where batches have too few rows to show a spread
@@ -277,10 +278,11 @@ def _next_round(state: State, rows: int, differences: Differences, most_readings
     readings = least_readings(smooth, state["readings"], most_readings if len(smooth.noise) else 1, differences.order)
     less = state["readings"] / readings  # noise of the mean of readings
     noise, errors = noise * less, errors._replace(noise=errors.noise * less)
-    factor = best_factor(errors, differences.order)[0]
     at_best = max(1.0, roughness_at_best(differences))
-    grows = (errors.rough > SETTINGS.very_rough * at_best) & ~(errors.random > SETTINGS.explained)
-    least = torch.where(grows, SETTINGS.growth, 1.0)
+    very_rough = errors.rough > SETTINGS.very_rough * at_best
+    errors = errors._replace(bending=torch.where(very_rough, 0, errors.bending))
+    factor = best_factor(errors, differences.order)[0]
+    least = torch.where(very_rough & ~(errors.random > SETTINGS.explained), SETTINGS.growth, 1.0)
     least = torch.minimum(spread / h, least)  # farther out the outputs of a smooth box may look rough as well
     factor = torch.where(errors.rough > SETTINGS.rough * at_best, torch.maximum(factor, least), factor)
     factor = torch.where(errors.too_long, factor.clamp(max=SETTINGS.too_long), factor)
@@ -302,7 +304,9 @@ def _next_round(state: State, rows: int, differences: Differences, most_readings
     relative = torch.minimum(relative, farthest)
     step = torch.minimum(torch.where(jumps > 0, spread, relative * spread), state["farthest"])
     found = {"step": step, "noise": noise, "jumps": jumps, "readings": readings}
-    return state | found | {"sums": torch.zeros_like(state["sums"]), "round": state["round"] + 1}
+    settled = (step / h).log2().median().abs() < SETTINGS.settled
+    number = torch.where(settled, state["round"] + 1, state["round"].clamp_min(1))
+    return state | found | {"sums": torch.zeros_like(state["sums"]), "round": number}
 
 
 def _if_rough(roughness: Tensor, otherwise: float) -> Tensor:
