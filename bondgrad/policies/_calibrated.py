@@ -24,7 +24,7 @@ class CalibrationSettings:
     trial_rows: int = 16  # the number of rows of a whole trial
     small_trials: int = 4  # the number of batches that make a whole trial at most, where batches are small
     rounds: tuple[int, ...] = (1, 1, 2, 2, 3, 4, 6, 8)  # whole trials in each round; after a round steps change
-    settled: float = 0.5  # octaves by which steps change, from which on the next round is no longer than this one
+    settled: float = 0.5  # octaves by which most steps change, from which on rounds get no longer
     signal: float = 3.0  # standard errors by which slopes must exceed the noise to count as a signal
     farthest: float = 4.0  # longest step, in units of the spread of the input
     farthest_few: float = 64.0  # longest step where batches have too few rows to show a spread
@@ -36,7 +36,9 @@ class CalibrationSettings:
     rough: float = 1.0  # from which on shorter steps are no better
     very_rough: float = 1.5  # from which on steps grow by `growth`
     growth: float = 2.0
-    explained: float = 0.5  # part of it that the noise of repeated answers explains, from which on they do not
+    # From this part of it on that the noise of repeated answers explains, steps grow as far as noise and stretch ask for;
+    # bending does not count, since slopes that are rougher over shorter steps do not show it.
+    explained: float = 0.5
     too_long: float = 0.5  # factor on steps that are too long, however rough the outputs are
     jumping: float = 2.0  # what is supposed of a box with jumps at first
     smooth: float = 0.6  # mean over rounds, the last of which counts half, below which a box does not jump
@@ -118,7 +120,7 @@ class Calibrated(MeasuringPolicy):
             "sums": zeros.expand(COUNT, -1).clone(),  # over the rows of this round: see `TrialSums`
             "farthest": zeros + NOT_LIMITED,  # the longest step that fits between limits
             "unit": torch.ones((), dtype=torch.float32),  # the unit of slopes, so that their squares do not overflow
-            "round": torch.zeros((), dtype=torch.float32),  # the number of completed rounds
+            "round": torch.zeros((), dtype=torch.float32),  # completed rounds; of later ones those that hardly changed steps
             "jumps": zeros.clone(),  # mean roughness along inputs with jumps; zero of others, or `SMOOTH_AFTER_ALL`
             "evidence": zeros.expand(len(JumpEvidence._fields), -1).clone(),  # whether there are jumps
             "readings": torch.ones((), dtype=torch.float32),  # of every point
@@ -278,11 +280,11 @@ def _next_round(state: State, rows: int, differences: Differences, most_readings
     readings = least_readings(smooth, state["readings"], most_readings if len(smooth.noise) else 1, differences.order)
     less = state["readings"] / readings  # noise of the mean of readings
     noise, errors = noise * less, errors._replace(noise=errors.noise * less)
-    at_best = max(1.0, roughness_at_best(differences))
-    very_rough = errors.rough > SETTINGS.very_rough * at_best
-    errors = errors._replace(bending=torch.where(very_rough, 0, errors.bending))
     factor = best_factor(errors, differences.order)[0]
-    least = torch.where(very_rough & ~(errors.random > SETTINGS.explained), SETTINGS.growth, 1.0)
+    at_best = max(1.0, roughness_at_best(differences))
+    unbent = best_factor(errors._replace(bending=torch.zeros_like(factor)), differences.order)[0]
+    least = torch.where(errors.random > SETTINGS.explained, unbent.clamp_min(1), SETTINGS.growth)
+    least = torch.where(errors.rough > SETTINGS.very_rough * at_best, least, 1.0)
     least = torch.minimum(spread / h, least)  # farther out the outputs of a smooth box may look rough as well
     factor = torch.where(errors.rough > SETTINGS.rough * at_best, torch.maximum(factor, least), factor)
     factor = torch.where(errors.too_long, factor.clamp(max=SETTINGS.too_long), factor)

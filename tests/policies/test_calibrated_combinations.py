@@ -144,7 +144,7 @@ def test_a_read_out_that_starts_at_zero():
     (x, gy), *_ = problems(1)
     gradient(layer, x, 0 * gy)
     trained(layer, 300)
-    assert (layer.policy_state.step / usual.policy_state.step).log2().abs().max() < 1
+    assert (layer.policy_state.step / usual.policy_state.step).log2().abs().max() < 1.5
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])

@@ -222,11 +222,19 @@ def test_inputs_that_move_together_have_the_same_length_relative_to_their_spread
 
 
 def test_a_round_is_counted_and_its_sums_are_forgotten():
-    found = round_of([1e4, 1e4], round=3.0)
+    found = round_of([100.0, 100.0], bent=5.0, round=3.0)
     assert float(found["round"]) == 4
     assert not found["sums"].any()
     assert float(found["noise"]) == pytest.approx(0.01)
     assert found["step"].dtype == found["jumps"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("before", [0.0, 1.0, 3.0])
+@pytest.mark.parametrize("bent", [0.0, 1e6])
+def test_a_round_after_which_most_steps_change_much_is_counted_only_if_it_is_the_first(bent, before):
+    """They double, and get shorter by a factor of four; with a little bending they stay."""
+    assert float(round_of([100.0] * 3, bent=[bent, bent, 5.0], round=before)["round"]) == max(before, 1)
+    assert float(round_of([100.0] * 3, bent=[bent, 5.0, 5.0], round=before)["round"]) == before + 1
 
 
 # ---- roughness
@@ -240,10 +248,15 @@ def test_steps_get_no_shorter_where_shorter_ones_are_no_better_and_longer_where_
     assert steps_after([100.0], bent=1e6, rough=rough) == pytest.approx([0.1 * expected])
 
 
-@pytest.mark.parametrize(("random", "expected"), [(0.0, 0.2), (0.49, 0.2), (0.51, 0.1), (1.2, 0.1)])
-def test_they_get_no_longer_where_noise_of_repeated_answers_explains_most_of_that(random, expected):
-    assert steps_after([100.0], bent=1e6, rough=3.0, random=random) == pytest.approx([expected])
-    assert steps_after([100.0], rough=3.0, random=random) == pytest.approx([0.2])  # with errors that fall farther out
+@pytest.mark.parametrize(
+    ("random", "expected"), [(0.0, 0.2), (0.49, 0.2), (0.51, 0.1 * 2**0.375), (1.2, 0.1 * 2**0.375)]
+)
+def test_where_repeated_answers_explain_most_of_that_they_grow_as_far_as_noise_and_stretch_ask(random, expected):
+    """What looks like bending is none there; slopes that shrink by a third over the next longer step are the limit."""
+    shrinking = {"growth": -0.5, "rough": 3.0, "random": random}
+    for bent in (0.0, 1e6):
+        assert steps_after([100.0], bent=bent, **shrinking) == pytest.approx([expected])
+        assert steps_after([100.0], bent=bent, rough=3.0, random=random) == pytest.approx([0.2])
 
 
 @pytest.mark.parametrize(("half", "factor"), [(0.5, 2.0), (0.99, 2.0), (1.01, 0.5), (2.5, 0.5), (-1.2, 0.5)])
