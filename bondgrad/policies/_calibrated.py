@@ -36,9 +36,9 @@ class CalibrationSettings:
     rough: float = 1.0  # from which on shorter steps are no better
     very_rough: float = 1.5  # from which on steps grow by `growth`
     growth: float = 2.0
-    # From this part of it on that the noise of repeated answers explains, steps grow as far as noise and stretch ask for;
-    # bending does not count, since slopes that are rougher over shorter steps do not show it.
-    explained: float = 0.5
+    explained: float = (
+        0.5  # part of it that noise of repeated answers explains, from which on they grow as that asks for
+    )
     too_long: float = 0.5  # factor on steps that are too long, however rough the outputs are
     jumping: float = 2.0  # what is supposed of a box with jumps at first
     smooth: float = 0.6  # mean over rounds, the last of which counts half, below which a box does not jump
@@ -120,7 +120,9 @@ class Calibrated(MeasuringPolicy):
             "sums": zeros.expand(COUNT, -1).clone(),  # over the rows of this round: see `TrialSums`
             "farthest": zeros + NOT_LIMITED,  # the longest step that fits between limits
             "unit": torch.ones((), dtype=torch.float32),  # the unit of slopes, so that their squares do not overflow
-            "round": torch.zeros((), dtype=torch.float32),  # completed rounds; of later ones those that hardly changed steps
+            "round": torch.zeros(
+                (), dtype=torch.float32
+            ),  # completed rounds: the first, and those that changed steps little
             "jumps": zeros.clone(),  # mean roughness along inputs with jumps; zero of others, or `SMOOTH_AFTER_ALL`
             "evidence": zeros.expand(len(JumpEvidence._fields), -1).clone(),  # whether there are jumps
             "readings": torch.ones((), dtype=torch.float32),  # of every point

@@ -207,4 +207,3 @@ def roughness_at_best(differences: Differences) -> float:
     covariance, order = noise_covariance(differences), differences.order
     shorter, longer = (float(covariance[k, k] - 2 * covariance[1, k] + covariance[1, 1]) for k in (0, 2))
     return (order * shorter + (1 - 0.5**order) ** 2) / (order * longer + (2.0**order - 1) ** 2)
-
