@@ -24,7 +24,7 @@ class CalibrationSettings:
     trial_rows: int = 16  # the number of rows of a whole trial
     small_trials: int = 4  # the number of batches that make a whole trial at most, where batches are small
     rounds: tuple[int, ...] = (1, 1, 2, 2, 3, 4, 6, 8)  # whole trials in each round; after a round steps change
-    settled: float = 0.5  # octaves by which most steps change, from which on rounds get no longer
+    settled: float = 0.5  # octaves by which most steps change, from which on a round does not count: none gets longer
     signal: float = 3.0  # standard errors by which slopes must exceed the noise to count as a signal
     farthest: float = 4.0  # longest step, in units of the spread of the input
     farthest_few: float = 64.0  # longest step where batches have too few rows to show a spread
@@ -36,9 +36,7 @@ class CalibrationSettings:
     rough: float = 1.0  # from which on shorter steps are no better
     very_rough: float = 1.5  # from which on steps grow by `growth`
     growth: float = 2.0
-    explained: float = (
-        0.5  # part of it that noise of repeated answers explains, from which on they grow as that asks for
-    )
+    explained: float = 0.5  # part of it that repeated answers explain, from which on steps grow as their noise asks for
     too_long: float = 0.5  # factor on steps that are too long, however rough the outputs are
     jumping: float = 2.0  # what is supposed of a box with jumps at first
     smooth: float = 0.6  # mean over rounds, the last of which counts half, below which a box does not jump
@@ -120,9 +118,7 @@ class Calibrated(MeasuringPolicy):
             "sums": zeros.expand(COUNT, -1).clone(),  # over the rows of this round: see `TrialSums`
             "farthest": zeros + NOT_LIMITED,  # the longest step that fits between limits
             "unit": torch.ones((), dtype=torch.float32),  # the unit of slopes, so that their squares do not overflow
-            "round": torch.zeros(
-                (), dtype=torch.float32
-            ),  # completed rounds: the first, and those that changed steps little
+            "round": torch.zeros((), dtype=torch.float32),  # the number of completed rounds: see `settled`
             "jumps": zeros.clone(),  # mean roughness along inputs with jumps; zero of others, or `SMOOTH_AFTER_ALL`
             "evidence": zeros.expand(len(JumpEvidence._fields), -1).clone(),  # whether there are jumps
             "readings": torch.ones((), dtype=torch.float32),  # of every point
