@@ -1,5 +1,7 @@
 """From the errors of slopes to the factor on a step, by numbers."""
 
+import math
+
 import pytest
 import torch
 

@@ -9,6 +9,7 @@ from bondgrad.policies import Batch, Calibrated, Differences
 from bondgrad.policies._best_step import FACTORS
 from bondgrad.policies._calibrated import NOT_LIMITED, SETTINGS, _next_round, _noise
 from bondgrad.policies._trial_sums import COUNT, TrialSums
+from tests.policies.test_best_step import by_search
 from tests.policies.test_slope_errors import certain
 
 CENTRAL, FORWARD, TOGETHER = Differences(), Differences(1, True), Differences(together=True)
@@ -71,7 +72,7 @@ def steps_after(*args, **values):
 
 @pytest.mark.parametrize("differences", [CENTRAL, FORWARD, Differences(4)])
 @pytest.mark.parametrize("growth", [0.0, 0.2, 0.5, -0.2, -0.5])
-def test_the_step_of_an_input_with_a_signal_changes_by_thebest_factor(growth, differences):
+def test_the_step_of_an_input_with_a_signal_changes_by_the_best_factor(growth, differences):
     # Fits leave (2ᵖ - 1)² times the bending and noise, of which more than there is on average is subtracted.
     order, common, ratio = differences.order, 0.25 if differences.shared_base else 0, 1 + growth
     at_best = order * (0.25 - 2 * common + 1)
