@@ -12,9 +12,9 @@ from bondgrad.measuring._first_step import StartingPoint, climb, most_slopes
 from bondgrad.measuring._jumps import PARTS, JumpEvidence
 from bondgrad.measuring._spread import Spread, input_sums
 from bondgrad.measuring._step_trial import Differences, StepTrial
-from bondgrad.policies._best_step import best_factor, least_readings
+from bondgrad.policies._new_steps import ROUNDS, if_rough, next_round
 from bondgrad.policies._policy import Batch, MeasuringPolicy, Observation, State, Steps
-from bondgrad.policies._trial_sums import COUNT, SlopeErrors, TrialSums, roughness_at_best
+from bondgrad.policies._trial_sums import COUNT, TrialSums
 
 
 @dataclass(frozen=True)
@@ -24,27 +24,9 @@ class CalibrationSettings:
     trial_rows: int = 16  # the number of rows of a whole trial
     small_trials: int = 4  # the number of batches that make a whole trial at most, where batches are small
     rounds: tuple[int, ...] = (1, 1, 2, 2, 3, 4, 6, 8)  # whole trials in each round; after a round steps change
-    settled: float = 0.5  # octaves by which most steps change, from which on a round does not count: none gets longer
-    signal: float = 3.0  # standard errors by which slopes must exceed the noise to count as a signal
-    farthest: float = 4.0  # longest step, in units of the spread of the input
-    farthest_few: float = 64.0  # longest step where batches have too few rows to show a spread
-    farthest_failing: float = 1.0  # longest step of an input at which evaluations failed at some rows
-    answered: float = 0.7  # part of the rows at which no evaluation failed, below which an input counts as such
-    lost: float = 0.3  # part of the rows with any slopes, below which the step of an input is halved
-    # Roughness: noise makes D(h/2) and D(h) differ four times as much as D(h) and D(2h), on average, jumps twice,
-    # and bending a sixteenth. At the best step of a smooth box with noise both are nearly alike.
-    rough: float = 1.0  # from which on shorter steps are no better
-    very_rough: float = 1.5  # from which on steps grow by `growth`
-    growth: float = 2.0
-    explained: float = 0.5  # part of it that repeated answers explain, from which on steps grow as their noise asks for
-    too_long: float = 0.5  # factor on steps that are too long, however rough the outputs are
-    jumping: float = 2.0  # what is supposed of a box with jumps at first
-    smooth: float = 0.6  # mean over rounds, the last of which counts half, below which a box does not jump
     first_looks: float = 20.0  # rows at which jumps are looked for in every trial; later in every fourth round
     past_looks: float = 80.0  # rows of later looks, after which earlier ones have lost all but 1/e of their weight
     past_spread: float = 0.9  # weight of earlier trials in the spread
-    past_noise: float = 0.5  # weight of earlier rounds in the noise
-    changed_noise: float = 4.0  # ratio of variances beyond which the earlier value has no weight
     off_spread: float = 1.5  # factor by which steps may differ from the spread of a batch, if there are jumps
     shrunk_spread: float = 8.0  # factor by which the spread of a batch may fall before steps shrink with it
     spread_rows: int = 8  # the least number of rows of a batch whose spread is used
@@ -56,7 +38,6 @@ class CalibrationSettings:
 
 
 SETTINGS = CalibrationSettings()
-SMOOTH_AFTER_ALL = -1.0  # roughness of an input that seemed to jump, and does not over the steps that it then gets
 NOT_LIMITED = 1e30  # a longest step that is none
 SUMS = COUNT + len(JumpEvidence._fields)  # rows of a summary that are sums over rows
 
@@ -118,7 +99,7 @@ class Calibrated(MeasuringPolicy):
             "sums": zeros.expand(COUNT, -1).clone(),  # over the rows of this round: see `TrialSums`
             "farthest": zeros + NOT_LIMITED,  # the longest step that fits between limits
             "unit": torch.ones((), dtype=torch.float32),  # the unit of slopes, so that their squares do not overflow
-            "round": torch.zeros((), dtype=torch.float32),  # the number of completed rounds: see `settled`
+            "round": torch.zeros((), dtype=torch.float32),  # completed rounds: see `RoundSettings.settled`
             "jumps": zeros.clone(),  # mean roughness along inputs with jumps; zero of others, or `SMOOTH_AFTER_ALL`
             "evidence": zeros.expand(len(JumpEvidence._fields), -1).clone(),  # whether there are jumps
             "readings": torch.ones((), dtype=torch.float32),  # of every point
@@ -133,7 +114,7 @@ class Calibrated(MeasuringPolicy):
         first = climb(start)
         jumps, unit = first.jumps, first.slope.clamp(1e-30, 1e30)
         step, spread = (torch.where(jumps, start.typical, of) for of in (first.step, start.reach))
-        jumps, evidence = SETTINGS.jumping * jumps, torch.stack(first.evidence)
+        jumps, evidence = ROUNDS.jumping * jumps, torch.stack(first.evidence)
         found = {"step": step, "spread": spread, "unit": unit, "jumps": jumps, "evidence": evidence}
         found |= {} if start.room is None else {"farthest": start.room}
         return state | {name: value.float() for name, value in found.items()}
@@ -202,7 +183,7 @@ class Calibrated(MeasuringPolicy):
         (reach, typical, random, tried), (*begun, weight) = summary[SUMS : SUMS + 4], summary[SUMS + 4 :]
         if self.needs_start(state) and float(weight.amin()) > 0:  # several processes, each with a start of its own
             step, unit, farthest = (torch.exp(total / weight) for total in begun[:3])
-            jumps = _if_rough(begun[3] / weight, 0)
+            jumps = if_rough(begun[3] / weight, 0)
             state = state | {"step": step, "unit": unit.mean(), "farthest": farthest, "jumps": jumps}
         sums = TrialSums(*summary[:COUNT])
         if self.needs_start(state) or not float(sums.rows.amax()) > 0:  # no trial
@@ -210,7 +191,7 @@ class Calibrated(MeasuringPolicy):
         if _noise_jumped(state, sums):
             return {name: value.to(reach.device) for name, value in self.init(len(reach)).items()}
         evidence, found = _jumps_found(state, summary[COUNT:SUMS])
-        jumps = torch.where(found, SETTINGS.jumping, state["jumps"])
+        jumps = torch.where(found, ROUNDS.jumping, state["jumps"])
         spread = torch.where(jumps > 0, typical, reach) / tried
         shrinking = _shrinking(state, spread, rows)  # the same factors as in `steps`
         new = (shrinking < 1) | (state["spread"] == 0) | found
@@ -225,7 +206,7 @@ class Calibrated(MeasuringPolicy):
         wanted = a_trial * SETTINGS.rounds[min(int(state["round"]), len(SETTINGS.rounds) - 1)]
         tried_rows = float(TrialSums(*state["sums"]).rows.amax())
         most = self.most_readings if bool(random.amax() > 0) else 1
-        return state if tried_rows < wanted else _next_round(state, rows, differences, most)
+        return state if tried_rows < wanted else next_round(state, rows < SETTINGS.spread_rows, differences, most)
 
 
 def _evidence(trial: StepTrial) -> JumpEvidence:
@@ -264,66 +245,3 @@ def _noise_jumped(state: State, sums: TrialSums) -> bool:
     square = (sums.square / sums.weight)[smooth].median()
     lost = (noise > SETTINGS.lost_noise * before) & (noise > SETTINGS.lost_share * square)
     return bool(lost & (sums.rows.amax() >= SETTINGS.lost_rows) & (state["round"] > 0))
-
-
-def _next_round(state: State, rows: int, differences: Differences, most_readings: int = 1) -> State:
-    """The state with new steps, after a round of trials in batches of so many rows."""
-    h, spread, sums = state["step"], state["spread"], TrialSums(*state["sums"])
-    noise = _noise(state, sums)
-    errors = SlopeErrors.of(sums, noise / h.square(), differences, state["jumps"] > 0)
-    rough = errors.roughness.nan_to_num(SETTINGS.jumping, SETTINGS.jumping)  # not finite: D(h) is D(2h) everywhere
-    rough = _if_rough((state["jumps"] + rough) / 2, SMOOTH_AFTER_ALL)
-    jumps = torch.where(state["jumps"] > 0, rough, state["jumps"])
-    smooth = SlopeErrors(*(part[jumps <= 0] for part in errors))  # slopes over jumps are no better with more readings
-    readings = least_readings(smooth, state["readings"], most_readings if len(smooth.noise) else 1, differences.order)
-    less = state["readings"] / readings  # noise of the mean of readings
-    noise, errors = noise * less, errors._replace(noise=errors.noise * less)
-    factor = best_factor(errors, differences.order)[0]
-    at_best = max(1.0, roughness_at_best(differences))
-    unbent = best_factor(errors._replace(bending=torch.zeros_like(factor)), differences.order)[0]
-    least = torch.where(errors.random > SETTINGS.explained, unbent.clamp_min(1), SETTINGS.growth)
-    least = torch.where(errors.rough > SETTINGS.very_rough * at_best, least, 1.0)
-    least = torch.minimum(spread / h, least)  # farther out the outputs of a smooth box may look rough as well
-    factor = torch.where(errors.rough > SETTINGS.rough * at_best, torch.maximum(factor, least), factor)
-    factor = torch.where(errors.too_long, factor.clamp(max=SETTINGS.too_long), factor)
-    tried = sums.rows.amax()
-    answered = sums.sound >= SETTINGS.answered * tried
-    factor = torch.where(sums.rows < SETTINGS.lost * tried, 0.5, factor)
-    relative = h * factor / spread
-
-    few = rows < SETTINGS.spread_rows
-    signal = errors.square > SETTINGS.signal * errors.noise / sums.rows.sqrt()
-    signal &= ~(errors.signal < SETTINGS.signal)  # of many inputs, some exceed the noise by chance
-    typical = relative[signal & ~(jumps > 0)].median().nan_to_num(1.0)  # NaN without a signal
-    unmoved = (sums.square == 0) & (sums.sound == tried)  # and without noise: farther out something may move
-    typical = torch.where(unmoved, 1.0, typical)
-    relative = torch.where(signal | few, relative, (relative * typical).sqrt())
-    if differences.together:  # the slope over a short step of one input would be lost in what others add over long ones
-        relative = relative.log().mean().exp().expand_as(relative)
-    farthest = torch.where(answered, SETTINGS.farthest_few if few else SETTINGS.farthest, SETTINGS.farthest_failing)
-    relative = torch.minimum(relative, farthest)
-    step = torch.minimum(torch.where(jumps > 0, spread, relative * spread), state["farthest"])
-    found = {"step": step, "noise": noise, "jumps": jumps, "readings": readings}
-    settled = (step / h).log2().median().abs() < SETTINGS.settled
-    number = torch.where(settled, state["round"] + 1, state["round"].clamp_min(1))
-    return state | found | {"sums": torch.zeros_like(state["sums"]), "round": number}
-
-
-def _if_rough(roughness: Tensor, otherwise: float) -> Tensor:
-    """The same, as long as a box with jumps is that rough."""
-    return torch.where(roughness > SETTINGS.smooth, roughness, otherwise)
-
-
-def _smooth_inputs(state: State) -> Tensor:
-    """The inputs [d] along which the box does not jump; if there are none, all inputs."""
-    smooth = state["jumps"] <= 0
-    return smooth | ~smooth.any()
-
-
-def _noise(state: State, sums: TrialSums) -> Tensor:
-    """h² times the variance of the slopes: one number, since all inputs act through the same noisy outputs."""
-    # The median over inputs, since bending that is no power of h looks like noise. NaN: evaluations failed at all rows.
-    each = sums.noise / sums.sound * state["step"].square()  # jumps look like noise as well
-    measured, before = each[_smooth_inputs(state)].nanmedian(), state["noise"]
-    alike = 1 / SETTINGS.changed_noise < float(measured / before) < SETTINGS.changed_noise
-    return torch.where(measured.isnan(), before, torch.lerp(measured, before, SETTINGS.past_noise * alike))

@@ -14,7 +14,7 @@ from bondgrad.policies._best_step import least_readings
 from bondgrad.policies._trial_sums import SlopeErrors
 from tests.helpers import gradient, noisy, same_state
 from tests.policies.test_calibrated import D, K, exact_gradient, layer_of, problems, signs_right, waves
-from tests.policies.test_calibrated_steps import by_search, round_of
+from tests.policies.test_new_steps import by_search, round_of
 
 
 @pytest.fixture(autouse=True)
