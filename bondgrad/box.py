@@ -37,8 +37,8 @@ class BlackBox(AssignableLayer):
 
     The forward pass calls the function once on the batch (on sequences, with a state, in a few pieces). The backward
     pass evaluates it near each row, and turns the answers and the gradient that arrives from the loss into the gradient
-    at the inputs. Nothing happens in a backward pass that is never asked for: under `torch.no_grad`, or when x needs no
-    gradient, the layer is the function. In `eval` mode gradients work too, but leave no trace in the layer's state.
+    at the inputs. Under `torch.no_grad`, or when x needs no gradient, the layer is one call of the function. In `eval`
+    mode gradients work too, but the policy learns nothing from them.
 
     Args:
         fn: Maps rows to rows, [N, in_features] -> [N, out_features], as torch tensors, numpy arrays or lists of
@@ -73,21 +73,21 @@ class BlackBox(AssignableLayer):
         repeats: How many readings of a noisy box are taken at every point. Their mean is the answer: its noise is
             1/sqrt(repeats) of that of one reading. Each reading is an evaluation, with a `seed` of its own if fn takes
             one; those of the two ends of a move take turns. It can be assigned later.
-        on_failure: When no finite output came for a row, after all `retries` of the evaluator: "degrade" goes on, and
-            warns once, on an accelerator when `stats` is read. A perturbed row is left out of the gradient, for which
-            the other end of its pair may be left. A row of the forward pass has the mean of the outputs instead and
-            no gradient, in evaluation NaN; `last_ok` says which rows these are. "raise" raises `BoxError`. A mistake
-            in the code (TypeError, NameError, AttributeError, a wrong shape), and a request to which there is no
-            answer at all, raise `BoxError` in any case.
+        on_failure: What becomes of a row without a finite output, after all `retries` of the evaluator. "degrade" goes
+            on, and warns once, on an accelerator when `stats` is read. A perturbed row is left out of the gradient;
+            where the other end of its pair has an output, that is used. A row of the forward pass gets the mean of the
+            outputs and no gradient, in evaluation NaN; `last_ok` says which rows these are. "raise" raises `BoxError`.
+            A mistake in the code (TypeError, NameError, AttributeError, a wrong shape), and a request to which there
+            is no answer at all, raise `BoxError` in any case.
         eager: Make the evaluations of a gradient in the forward pass of a training step: with `Local` in the same call
             as the rows themselves, so that a box with a cost per call is called once a step; with other evaluators
             beside the rest of the network. For boxes whose calls are slow: what is evaluated for a gradient that is
-            never asked for is wasted, and counted in `stats.wasted`. A step that has more to measure is as without.
+            never asked for is wasted, and counted in `stats.wasted`. Steps with a trial or a search are as without.
         full_precision: Run the function with autocast, TF32 and other shortcuts of float32 switched off, since they
             round away the differences that a gradient is made of. False: with the settings that hold around the layer.
         process_group: The processes that train this model together, whose policies are to learn as one. None: those of
             the DistributedDataParallel around the layer, if there is one; give it with other wrappers, such as FSDP.
-        seed: Of the layer's own random numbers. None: drawn from torch's.
+        seed: The seed of the layer's own random numbers. None: drawn from torch's.
 
     Example:
         >>> box = BlackBox(lambda x: torch.sin(x), in_features=3)
@@ -196,7 +196,7 @@ class BlackBox(AssignableLayer):
 
     @property
     def stats(self) -> Stats:
-        """Counters since construction and the last perturbations. They are not saved with the model."""
+        """Counters since construction, and the lengths of the last moves. They are not saved with the model."""
         health = self.health.last
         if health is not None and self.tracker is not None:
             health = health._replace(woken=self.tracker.woken)
@@ -206,16 +206,16 @@ class BlackBox(AssignableLayer):
     def last_ok(self) -> Tensor | None:
         """Which rows [B] of the last forward pass the box answered; B counts all rows of x, or all sequences.
 
-        A row that it did not answer has an output that stands for it, and no gradient: a loss may leave it out. None
-        before the first forward pass. On an accelerator, rows that are not finite are not looked for.
+        Other rows have a substitute as output, and no gradient: a loss may leave them out. None before the first
+        forward pass. On an accelerator, rows that are not finite are not looked for.
         """
         return self.trace.last_ok
 
     def standard_error(self, step: Step) -> Tensor:
-        """The standard deviation, by noise, of each entry of the gradient that a step hook was just given.
+        """The standard deviation that noise gives each entry of the gradient which a step hook was just given.
 
-        It needs a policy that measures noise, and is NaN until that has. With an estimator that scales rows to norm 1,
-        it is that of the gradient before scaling.
+        It needs a policy that measures noise, and is NaN until the noise is known. With an estimator that scales rows
+        to norm 1, it is that of the gradient before scaling.
         """
         return standard_error(self.parts(), self.policy_state, self.trace.last, step)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from bondgrad.calling._signature import parameters
 
-ANNOTATE = "If it expects numpy arrays, or tensors, annotate its first parameter so (x: np.ndarray, x: torch.Tensor)."
+ANNOTATE = "If it expects numpy arrays, annotate its first parameter, x: np.ndarray; if tensors, x: torch.Tensor."
 ONE_ROW = (
     "If it is a function of one sample, give it as bondgrad.per_row(fn); if it takes rows one at a time, say "
     "evaluator=bondgrad.evaluators.Local(max_rows=1)."

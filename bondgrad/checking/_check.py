@@ -53,14 +53,14 @@ def check(
         tolerance: Relative error of an input's gradient that still counts as right.
         budget: The most evaluations to spend: rows evaluated by the box, or by the function inside a BlackBox. Those of
             rows that are asked again, since they failed, may exceed it in the last request.
-        seconds: The most time to spend, looked at between requests. Those for outputs are made small enough for that.
-            Gradients are taken of whole batches, as without a limit, and are not begun if they seem to take longer than
-            the time left. With little time fewer rows are tried, and the verdict may be "undecided": it says which time
-            a batch needs. None: no limit.
+        seconds: The most time to spend. It is looked at between requests, and requests for outputs are small enough for
+            that. Gradients are taken of whole batches, as without a limit, and are not begun if they seem to take
+            longer than the time left. With little time fewer rows are tried, and the verdict may be "undecided": it
+            says how much time a batch needs. None: no limit.
         seed: The seed for gy, for the choice of rows, and for the steps.
         evaluator: Evaluates the box at rows where only outputs are needed, in requests with the purpose "probe". None:
             `evaluators.Local()`. Gradients are always taken in this process, of no more than its `max_rows` rows at a
-            time; a BlackBox evaluates its function with its own evaluator for both.
+            time. A BlackBox evaluates its function with its own evaluator, for outputs as for gradients.
         progress: Called after every request with a `CheckProgress`: what is measured, evaluations so far, the budget,
             and seconds. `progress=print` prints a line for each.
     """

@@ -116,8 +116,8 @@ class Check:
         if least >= SETTINGS.huge_error:
             return f"undecided: even large errors are hidden {hidden}. Give {more}"
         return (
-            f"undecided: errors below {percent(least)} of an input's slope are hidden {hidden}, and {asked} were to be "
-            f"seen. Give {more}"
+            f"undecided: errors below {percent(least)} of an input's slope are hidden {hidden}, and {asked} should be "
+            f"visible. Give {more}"
         )
 
     def _precision(self) -> str:
@@ -235,8 +235,8 @@ def weak(factor: Tensor, visible: Tensor) -> tuple[str, ...]:
     if not unseen:
         return ()
     least = SETTINGS.weak * float(visible[unseen].max())
-    text = f"{_named(unseen)}: too weak to be seen by {'itself' if len(unseen) == 1 else 'themselves'}"
-    return (text + (f"; an error of {percent(least)} of the typical slope would be" if least < 1 else ""),)
+    text = f"{_named(unseen)}: {'its slope is' if len(unseen) == 1 else 'their slopes are'} too weak to be judged"
+    return (text + (f"; an error of {percent(least)} of the typical slope would be visible" if least < 1 else ""),)
 
 
 def percent(fraction: float) -> str:

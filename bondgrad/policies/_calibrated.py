@@ -53,10 +53,10 @@ class Calibrated(MeasuringPolicy):
 
     Bending counts in full where it differs from row to row. A factor common to all slopes of an input, as of a box that
     saturates, leaves signs right and counts for a tenth. Slopes are those for a loss gradient of norm 1, and steps are
-    relative to the spread of their inputs, so that neither the scale of the loss nor the units of inputs and outputs
-    matter; rows with small slopes count as much as those with large ones. No step is longer than four times that
-    spread, and none over which the box fails at some rows is longer than the spread: farther out nothing is known of
-    the box. An input without a signal follows the others.
+    relative to the spread of their inputs (the standard deviation, or half the root mean square if that is more), so
+    that neither the scale of the loss nor the units of inputs and outputs matter; rows with small slopes count as much
+    as those with large ones. With eight rows or more no step is longer than four times that spread, nor than the spread
+    if the box fails at some rows over it. An input without a signal follows the others.
 
     The first step of all comes from a ladder of steps, on which each input starts where two neighbouring rungs agree
     best. It is climbed again when there is suddenly much more noise. It also shows whether the box jumps, or is
@@ -69,9 +69,9 @@ class Calibrated(MeasuringPolicy):
 
     Args:
         readings: The most readings that may be taken of every point, of a box that answers at random: this is its
-            budget, as a factor on the evaluations. Longer steps cost nothing and come first. Where the best steps leave
-            more noise than a hundredth of the squared slopes, readings are doubled. `BlackBox.repeats` says how many
-            are taken now.
+            budget, as a factor on the evaluations. Longer steps cost nothing and come first. Readings are doubled until
+            the best steps leave errors below a hundredth of the squared slopes. `BlackBox.repeats` says how many are
+            taken now.
 
     References:
         P. Gill, W. Murray, M. Saunders, M. Wright, "Computing forward-difference intervals for numerical optimization",

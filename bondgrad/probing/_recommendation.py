@@ -75,13 +75,13 @@ def choose_noise(report: "Report") -> Reasoned | None:
         return None if random.quiet_in_eval else (f"{random.noise:.2g}", "measured: 95 of 100 answers lie within it")
     if rounding is None or rounding.half_width == 0:
         return None
-    reason = f"answers are {rounding.precision}, and not to all of {rounding.returned}"
+    reason = f"answers are {rounding.precision}, fewer than {rounding.returned} has"
     if rounding.named:
         reason = f"it computes in {rounding.precision}, coarser than the {rounding.returned} that it returns"
     if rounding.largest_quantum > 0:
         reason = "half a step of its quantised answers"
     elif rounding.rough:
-        reason = "it is as rough as that"
+        reason = "the measured roughness of its answers"
     return f"{rounding.half_width:.2g}", reason
 
 

@@ -123,15 +123,15 @@ class HealthMonitor:
                 self._say(
                     "differs",
                     "the box gave the same answers to the same questions at first, and does so no more: they differ by "
-                    f"{now.noise:.2g} (standard deviation). Was something in it switched to training mode, did a "
-                    "device wake up, or do the rows of a call have an influence on one another?",
+                    f"{now.noise:.2g} (standard deviation). A part of it became random, or rows of a call influence "
+                    "one another. Switch that part to evaluation mode if it has one; if not, go on, since steps adapt.",
                 )
             usual = max(v.noise for v in first)
             if usual > 0 and all(v.noise > SETTINGS.grown_noise * usual and not v.alike for v in lately):
                 self._say(
                     "grew",
                     f"the noise on the box's outputs grew from {usual:.2g} to {now.noise:.2g} (standard deviation): "
-                    "gradients have become worse. Is the device drifting or loose?",
+                    "gradients have become worse. Look for drift or a loose contact, or average readings (repeats=).",
                 )
         if len(lately) == SETTINGS.trials_in_a_row:
             self._warn_of_weakness(lately)
@@ -141,8 +141,8 @@ class HealthMonitor:
         """Warn that the box raised an error in a trial."""
         self._say(
             "raised",
-            "the box raised an error when it was tried out with other steps than usual, and nothing was learnt then. "
-            f"Training goes on; limits= keeps points inside the range where it answers. {error}",
+            "the box raised an error when it was tried out with other steps than usual, and nothing was learnt then: "
+            f"{error} Training goes on. Give limits= within which the box answers.",
         )
 
     def _warn_of_weakness(self, lately: list[HealthReport]) -> None:
@@ -150,7 +150,8 @@ class HealthMonitor:
             self._say(
                 "dead",
                 "the box's outputs do not change at all when its inputs are moved: the network before it learns "
-                "nothing. Do the inputs reach it, and is it within the range where it answers?",
+                "nothing. Measure it at these inputs with bondgrad.probe, keep them within the range where it answers, "
+                "or take longer steps: policy=bondgrad.policies.Fixed(step).",
             )
         elif all(v.jumps for v in lately):
             self._say(
@@ -170,8 +171,8 @@ class HealthMonitor:
         if drowned and signal < SETTINGS.signal:
             self._say(
                 "silent",
-                f"there is no signal in the gradient: differences are nothing but noise ({size} on the outputs), and "
-                "the network before the box learns nothing. Average readings (repeats=), or give the box larger "
+                f"there is no signal in the gradient: differences are almost entirely noise ({size} on the outputs), "
+                "and the network before the box learns nothing. Average readings (repeats=), or give the box larger "
                 "inputs.",
             )
         elif drowned and "silent" not in self._said:
@@ -183,13 +184,12 @@ class HealthMonitor:
                 f"{cause} ({size}): many signs of the gradient are wrong, although the steps are the best that were "
                 f"found. {remedy}ive the box larger inputs, or wider limits.",
             )
-
         elif all(v.uneven and v.hidden > SETTINGS.hidden_share for v in lately):
             self._say(
                 "uneven",
                 f"the noise on the outputs ({size}) hides {100 * now.hidden:.0f} % of the slopes, while others are a "
                 "thousand times larger: one step for each input does not suit all rows. Average readings (repeats=), "
-                "or give the box inputs on a scale on which slopes are alike, logarithms say.",
+                "or give the box inputs on a scale on which slopes are alike, such as logarithms.",
             )
 
     def _say(self, kind: str, message: str) -> None:

@@ -166,7 +166,7 @@ LAST = "remainder of Taylor's series ~ t^{} (right: t^2, wrong: t^1); factors kn
 def test_the_first_and_the_last_line():
     assert text("right") == ["right: no input's gradient is off by more than 1.5 %", LAST.format("1.0")]
     assert text("wrong", rate=(2.0, 1.2), problems=("a", "b")) == ["wrong", "a", "b", LAST.format("1.2")]
-    hidden = "errors below {} % of an input's slope are hidden by noise, and 2.0 % were to be seen"
+    hidden = "errors below {} % of an input's slope are hidden by noise, and 2.0 % should be visible"
     more = "Give a larger budget or tolerance"
     for visible, why in [
         (0.015, "the slopes of some inputs are hidden by noise"),
@@ -181,10 +181,11 @@ def test_all_errors_are_in_one_unit():
     """A weak input's `visible` is in another one: it is said of that input, and is not part of the headline."""
     lines = text("undecided", factor=(1.0, NAN), visible=(0.05, 3.75))
     assert "5.0 % of an input's slope" in lines[0]
-    assert lines[1] == "input 1: too weak to be seen by itself; an error of 3.8 % of the typical slope would be"
+    weak = "input 1: its slope is too weak to be judged"
+    assert lines[1] == f"{weak}; an error of 3.8 % of the typical slope would be visible"
     assert text("right", factor=(1.0, NAN), visible=(0.01, 3.75))[0].endswith("by more than 1.0 %")
     assert text("right", factor=(NAN, NAN), visible=(0.01, 0.01))[0] == "right"
-    assert text("undecided", factor=(1.0, NAN), visible=(0.05, 1e30))[1].endswith("by itself")
+    assert text("undecided", factor=(1.0, NAN), visible=(0.05, 1e30))[1].endswith("too weak to be judged")
 
 
 ALL = torch.ones(2, 1, dtype=torch.bool)
@@ -197,7 +198,7 @@ JUMPS[3, 1] = True
     ("obstacle", "visible", "words"),
     [
         (Obstacle(unconfirmed=True), 0.01, "an error was seen, but not again with steps a quarter as long. Give a lar"),
-        (Obstacle(late=True), 0.05, "were to be seen. Give more seconds, or a larger tolerance"),
+        (Obstacle(late=True), 0.05, "should be visible. Give more seconds, or a larger tolerance"),
         (Obstacle("roughness of the outputs"), 0.05, "are hidden by roughness of the outputs, and"),
         (Obstacle(staircase=STAIRS), 0.05, "the box has no slope that a gradient could be compared with"),
         (Obstacle(staircase=STAIRS._replace(regular=True)), 0.05, "Give a larger tolerance"),
@@ -285,8 +286,8 @@ def test_what_is_not_known_is_not_said():
 @pytest.mark.parametrize(("count", "others"), [(8, ""), (9, " and others")])
 def test_weak_inputs(count, others):
     lines = text("right", [1.0, *[NAN] * count], [0.01, *[0.5] * count], [2.0] * (count + 1), [1e-6] * (count + 1))
-    first = f"inputs 1, 2, 3, 4, 5, 6, 7, 8{others}: too weak to be seen by themselves; an error of 0.5 %"
-    assert lines[1] == f"{first} of the typical slope would be"
+    first = f"inputs 1, 2, 3, 4, 5, 6, 7, 8{others}: their slopes are too weak to be judged; an error of 0.5 %"
+    assert lines[1] == f"{first} of the typical slope would be visible"
 
 
 @pytest.mark.parametrize(

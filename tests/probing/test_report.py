@@ -213,7 +213,7 @@ def test_reasons():
             {"rounding": rounding(precision="bfloat16", half_width=0.125)},
             ("0.12", "it computes in bfloat16, coarser than the float32 that it returns"),
         ),
-        ({"rounding": rounding(rough=True, half_width=0.5)}, ("0.5", "it is as rough as that")),
+        ({"rounding": rounding(rough=True, half_width=0.5)}, ("0.5", "the measured roughness of its answers")),
         ({"rounding": rounding(half_width=0.5, largest=1.0)}, ("0.5", "half a step of its quantised answers")),
         (
             {"randomness": noisy(), "rounding": rounding(half_width=0.5)},
