@@ -226,8 +226,13 @@ class Driver:
                     raise
                 self._halve(error)
 
-    def _send(self, request: Request) -> Answer:
-        """The answer to one attempt at a request, which is checked and counted."""
+    def _send(self, request: Request, numbers: Tensor | None = None) -> Answer:
+        """The answer to one attempt at a request, which is checked and counted.
+
+        Args:
+            request: The attempt.
+            numbers: [N] of its rows in the first attempt; None: it is the first.
+        """
         rows, limit = request.points.shape[0], self.evaluator.max_evaluations
         record = self.record
         if not record.reserve(rows, limit):
@@ -255,9 +260,9 @@ class Driver:
                 calls = calls or (known if known is not None else () if failed else one_call(error))
                 raise
         finally:
-            made = record.add(calls, again=request.attempt > 0, reserved=rows)
+            record.add(calls, again=request.attempt > 0, reserved=rows)
             if request.cancelled is not None:
-                request.cancelled.evaluations += made
+                request.cancelled.count(calls, torch.arange(rows) if numbers is None else numbers)
         for call in calls if answer.ok is not None else ():
             if call.error is not None and is_mistake(call.error):
                 raise call.error
@@ -290,7 +295,7 @@ class Driver:
                 if search.pause >= 1 and search.first_error is not None:
                     self.record.tell_waiting(search.first_error)
                 time.sleep(search.pause * JITTER.uniform(0.5, 1.5))
-            search.add(self._send(attempt))
+            search.add(self._send(attempt, search.rows))
         error, y, ok = search.first_error, search.y, search.ok
         if error is not None and not search.answered:
             error.add_note(f"None of {len(ok)} rows got an output in {search.attempts} attempts.")

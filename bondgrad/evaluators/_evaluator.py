@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 from bondgrad.errors import not_negative_int, positive_float, positive_int
@@ -20,7 +21,15 @@ class Cancellation(threading.Event):
 
     def __init__(self) -> None:
         super().__init__()
-        self.evaluations = 0  # in all attempts
+        self.evaluations = torch.zeros(0, dtype=torch.long)  # [N] of each row of the request, in all attempts
+
+    def count(self, calls: "tuple[Call, ...]", rows: Tensor) -> None:
+        """Take in the calls of an attempt at the request, at which of its `rows`. The first attempt has all of them."""
+        if len(self.evaluations) < len(rows):
+            self.evaluations = torch.zeros(len(rows), dtype=torch.long)
+        for call in calls:
+            if call.worker not in (RECORDED, NOT_MADE):
+                self.evaluations[rows[call.first : call.first + call.rows]] += 1
 
 
 class Request(NamedTuple):

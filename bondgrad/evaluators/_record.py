@@ -55,12 +55,8 @@ class CallRecord:
             self._under_way += rows
             return True
 
-    def add(self, calls: tuple[Call, ...], again: bool, reserved: int = 0) -> int:
-        """Take in the calls of one attempt at a request; `again`: of rows that were asked before.
-
-        Returns the number of evaluations in them.
-        """
-        made = 0
+    def add(self, calls: tuple[Call, ...], again: bool, reserved: int = 0) -> None:
+        """Take in the calls of one attempt at a request; `again`: of rows that were asked before."""
         with self._lock:
             self._under_way -= reserved
             for call in calls:
@@ -72,14 +68,12 @@ class CallRecord:
                 if call.worker in (RECORDED, NOT_MADE):
                     self.recorded += call.rows if call.worker == RECORDED else 0
                     continue
-                made += call.rows
+                self.evaluations += call.rows
                 self.retried += call.rows if again else 0
                 worker = self._workers.get(call.worker)
                 if worker is None:
                     worker = self._workers[call.worker] = _Worker(call.start)
                 worker.add(call)
-            self.evaluations += made
-        return made
 
     def workers(self) -> tuple[WorkerStats, ...]:
         """The statistics of every worker so far, by number."""

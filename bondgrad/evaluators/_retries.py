@@ -52,7 +52,7 @@ class RetrySearch:
         self._first_failure = 0  # rows of the call that raised the first error
         self._partial = False  # whether the last attempt had only a few of the rows without an output
         self._last_chance = False  # whether it has all rows that were not asked alone, since nothing was answered
-        self._rows = torch.arange(n)  # of the last attempt
+        self.rows = torch.arange(n)  # of the last attempt, by their numbers in the request
         self.add(answer)
 
     def add(self, answer: Answer) -> None:
@@ -61,11 +61,11 @@ class RetrySearch:
         self._largest_failure = max((call.rows for call in errors), default=1)
         self._raised = bool(errors)
         if self._largest_failure == 1:
-            self._alone[self._rows] = True
+            self._alone[self.rows] = True
         self._recorded = any(call.worker == RECORDED for call in answer.calls)
         if errors and self.first_error is None:
             self.first_error, self._first_failure = errors[0].error, errors[0].rows
-        came = torch.ones(len(self._rows), dtype=torch.bool) if answer.ok is None else answer.ok.cpu()
+        came = torch.ones(len(self.rows), dtype=torch.bool) if answer.ok is None else answer.ok.cpu()
         if answer.y.shape[1] == 0 or not bool(came.any()):  # its width may not be known
             return
         if answer.y.shape[1] != self.y.shape[1]:  # nothing came before
@@ -74,12 +74,12 @@ class RetrySearch:
             self.y = self.y.to(torch.promote_types(self.y.dtype, answer.y.dtype))
         self.answered = True
         ok = torch.isfinite(answer.y).all(1).cpu() & came
-        before, now = (self._by_unit(t).sum(1) for t in (self.ok[self._rows], ok))
+        before, now = (self._by_unit(t).sum(1) for t in (self.ok[self.rows], ok))
         better = (now >= before) & self._by_unit(came).any(1)  # nothing takes no place
         better = better.repeat_interleave(self._unit)[: len(ok)]  # both ends of a pair are of the same attempt
         if self.request.whole:
             better[:] = True  # the state of the box is that after the last attempt
-        rows = self._rows[better]
+        rows = self.rows[better]
         self.y[rows] = answer.y[better].masked_fill(~came[better, None].to(answer.y.device), math.nan).to(self.y.dtype)
         self.ok[rows] = ok[better]
 
@@ -100,10 +100,10 @@ class RetrySearch:
         if not self.answered:
             failed, size = self._sample(failed), 1
         rows = (failed[:, None] * self._unit + torch.arange(self._unit)).flatten()
-        self._rows = rows[rows < len(self.ok)]
+        self.rows = rows[rows < len(self.ok)]
         if size == 1:
-            self._alone[self._rows] = True
-        points, *context = (t[self._rows.to(t.device)] for t in (request.points, *request.context))
+            self._alone[self.rows] = True
+        points, *context = (t[self.rows.to(t.device)] for t in (request.points, *request.context))
         return request._replace(points=points, context=tuple(context), max_rows=size, attempt=self.attempts - 1)
 
     def _sample(self, failed: Tensor) -> Tensor:

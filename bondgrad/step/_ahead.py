@@ -152,6 +152,7 @@ class Ahead:
             if self.thread is not None:
                 self.thread.join()  # it is over; what is left of it must not meet the end of the program
         except Exception as error:
+            self._record.wasted += int(self._spent().sum())
             if is_out_of_memory(error):  # the step is taken as without
                 return None
             raise
@@ -161,10 +162,15 @@ class Ahead:
         outcomes = list(self._parts(y, ok))
         if kept is None:
             return Taken(self._steps, self._delta, outcomes)
-        self._record.wasted += int((~kept).sum()) * (self.rows // len(kept)) * self._repeats
+        parts = torch.split(self._spent(), [math.prod(shape[:-1]) * self._repeats for shape in self._shapes])
+        self._record.wasted += sum(int(part.view(len(kept), -1)[~kept.cpu()].sum()) for part in parts)
         size, sign, delta = (_of_rows(t, kept) for t in (self._steps.size, self._steps.sign, self._delta))
         outcomes = [Outcome(y[kept], None if ok is None else ok[kept.to(ok.device)]) for y, ok in outcomes]
         return Taken(self._steps._replace(size=size, sign=sign), delta, outcomes)
+
+    def _spent(self) -> Tensor:
+        """[R] the evaluations that were made for each reading of a point, in all attempts."""
+        return self.cancelled.evaluations[: self.rows * self._repeats]  # others are of the forward pass
 
     def _parts(self, y: Tensor, ok: Tensor | None) -> Iterator[Outcome]:
         first = 0
@@ -180,10 +186,10 @@ class Ahead:
             return
         self._used = True
         self.cancelled.set()
-        record, cancelled = self._record, self.cancelled
+        record, cancelled, most = self._record, self.cancelled, self.rows * self._repeats
 
-        def count(_: "Future[Outcome]") -> None:
-            record.wasted += cancelled.evaluations
+        def count(_: "Future[Outcome]") -> None:  # without a reference to this object, which may be about to go
+            record.wasted += int(cancelled.evaluations[:most].sum())
 
         self.outcome.add_done_callback(count)
 
@@ -209,9 +215,13 @@ def ask_ahead(
     points, pairs = plan.flat(), plan.pairs
     if not driver.evaluator.overlaps:
         everything, beside = torch.cat((points, x)), tuple(map(torch.cat, zip(plan.context, context, strict=True)))
-        y, ok = driver.run(lambda: driver.ask(function, everything, beside, pairs, purpose="step"))
-        rows = ahead.rows
-        ahead.cancelled.evaluations = rows * driver.repeats
+        made, rows = ahead.cancelled, ahead.rows
+        try:
+            y, ok = driver.run(lambda: driver.ask(function, everything, beside, pairs, purpose="step", cancelled=made))
+        except BaseException:
+            ahead.outcome.cancel()
+            ahead.drop()
+            raise
         ahead.outcome.set_result(Outcome(y[:rows].clone(), None if ok is None else ok[:rows]))
         return Outcome(y[rows:]) if ok is None else checked(y[rows:])
     base, later, device = driver.reserve(), driver.reserve(), x.device

@@ -54,7 +54,7 @@ class Stats(NamedTuple):
     step: Tensor | None  # [d] mean size of the last step's perturbations, before limits
     health: HealthReport | None = None  # what the last trial said of the box, where there are trials
     retried: int = 0  # evaluations of rows that were asked again
-    wasted: int = 0  # evaluations ahead of a backward pass that never came, or of rows that failed
+    wasted: int = 0  # evaluations ahead of a backward pass that never came, or of rows that failed, in all attempts
     recorded: int = 0  # rows that were not evaluated, since a journal had the answer
     errors: Mapping[str, int] = MappingProxyType({})  # rows on which the box raised an error, by its type
     tracebacks: Mapping[str, str] = MappingProxyType({})  # the first error of each type in full

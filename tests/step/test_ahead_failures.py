@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bondgrad import BlackBox, BoxError, Simultaneous
-from bondgrad.evaluators import Local, Threads
+from bondgrad.evaluators import Journal, Local, Threads
 from bondgrad.policies import Fixed
 from tests.helpers import gradient
 from tests.step.test_ahead import EVALUATORS, row_by_row
@@ -56,11 +56,16 @@ def test_where_perturbed_rows_fail_nothing_is_asked_twice(kind, policy):
 @pytest.mark.parametrize("estimator", ["central", "forward", Simultaneous(4)], ids=str)
 @pytest.mark.filterwarnings("ignore:.*got no finite output")
 def test_what_was_made_for_other_rows_is_used_where_a_row_of_the_forward_pass_fails(kind, estimator):
-    def fn(x: torch.Tensor, gain: torch.Tensor):
-        return (x * gain).masked_fill(x[:, :1] == 3, torch.nan)
+    spent = []  # on perturbed rows, by the place of the row that they belong to
+
+    def fn(x: torch.Tensor, gain_of_rows: torch.Tensor):
+        row = (gain_of_rows == gain.T).long().argmax(1)
+        spent.extend(row[(x != given[row]).any(1)].tolist())
+        return (x * gain_of_rows).masked_fill(x[:, :1] == 3, torch.nan)
 
     x, gain = torch.randn(6, 2), torch.rand(6, 1) + 0.5
     x[1, 0] = x[4, 0] = 3
+    given = x.clone()
     with EVALUATORS[kind]() as evaluator:
         layer = BlackBox(fn, 2, 2, policy="bond", estimator=estimator, eager=True, seed=0, evaluator=evaluator)
         seen = []
@@ -72,7 +77,7 @@ def test_what_was_made_for_other_rows_is_used_where_a_row_of_the_forward_pass_fa
     assert torch.equal(seen[1][0], x[others])
     assert torch.equal(seen[1][1], g[others])
     assert not g[[1, 4]].any()
-    assert layer.stats.wasted == 2 * 2 * each
+    assert layer.stats.wasted == spent.count(1) + spent.count(4) >= 2 * 2 * each
     assert evaluations - layer.stats.retried == 2 * 6 * (1 + each)
     if not isinstance(estimator, Simultaneous):
         assert torch.allclose(g[others], gain[others].expand(-1, 2), rtol=1e-2)
@@ -113,6 +118,52 @@ def test_an_error_ahead_is_raised_in_the_backward_pass():
             y.sum().backward()
         fails.clear()
         gradient(layer, torch.randn(4, 5), torch.ones(4, 5))
+
+
+@pytest.mark.parametrize("repeats", [1, 3])
+@pytest.mark.filterwarnings("ignore:.*got no finite output")
+def test_waste_of_steps_in_one_call_is_that_of_all_attempts(repeats):
+    def fn(x: torch.Tensor):
+        return torch.sin(x).masked_fill(x[:, :1] > 0.5, torch.nan)
+
+    x = torch.zeros(16, 2)
+    x[0, 0] = 0.495
+    layer = BlackBox(fn, 2, 2, policy=Fixed(1e-2), eager=True, seed=0, repeats=repeats, evaluator=Local(retries=2))
+    layer(x.requires_grad_())
+    gc.collect()
+    assert layer.stats.retried == 2 * 2 * repeats  # a pair, of which one end fails
+    assert layer.stats.wasted == (64 + 2 * 2) * repeats
+    assert layer.stats.evaluations == layer.stats.wasted + 16 * repeats
+
+
+def test_waste_has_what_was_made_before_memory_ran_out_or_the_forward_pass_failed():
+    def fn(x: torch.Tensor):
+        if bool((x[:, 0] > 0.5).any()):
+            raise error
+        return torch.sin(x)
+
+    x = torch.zeros(16, 2)
+    x[-1, 0] = 0.495  # so that its first pair fails
+    error: Exception = MemoryError()
+    with Threads(1, max_rows=2) as evaluator, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        layer = BlackBox(fn, 2, 2, policy=Fixed(1e-2), eager=True, evaluator=evaluator)
+        with pytest.raises(BoxError, match="out of memory on a single row"):
+            gradient(layer, x, torch.ones(16, 2))
+    assert layer.stats.wasted == 62
+    layer, error = BlackBox(fn, 2, 2, policy=Fixed(1e-2), eager=True, evaluator=Local(max_rows=2)), TypeError()
+    with pytest.raises(BoxError, match="TypeError"):
+        layer(x.requires_grad_())
+    assert layer.stats.wasted == layer.stats.evaluations == 62
+
+
+def test_what_a_journal_answered_is_not_wasted(tmp_path):
+    for made in (64, 0):
+        with Journal(Local(), tmp_path / "run.journal") as evaluator:
+            layer = BlackBox(torch.sin, 2, 2, policy=Fixed(1e-2), eager=True, seed=0, evaluator=evaluator)
+            layer(torch.zeros(16, 2, requires_grad=True))
+            gc.collect()
+        assert layer.stats.wasted == made
 
 
 def test_waste_is_that_of_all_attempts():
