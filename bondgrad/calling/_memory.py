@@ -207,10 +207,17 @@ class StateRecorder:
         function: The box.
         most: The most rows in one call of it; None: any number.
         readings: How many readings are taken of all rows, each in a call of this object.
+        count_again: Is given the number of rows before they are evaluated again, in a part of a call that raised.
     """
 
-    def __init__(self, function: RowFunction, most: Callable[[], int | None] = lambda: None, readings: int = 1) -> None:
-        self.function, self.most, self.readings = function, most, readings
+    def __init__(
+        self,
+        function: RowFunction,
+        most: Callable[[], int | None] = lambda: None,
+        readings: int = 1,
+        count_again: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self.function, self.most, self.readings, self.count_again = function, most, readings, count_again
         self._after: list[Leaves] = []
         self._finite: list[Tensor] = []  # [N] whose outputs were finite; only if there are several readings
 
@@ -221,8 +228,12 @@ class StateRecorder:
         answers: list[tuple[slice, Tensor, Leaves]] = []  # with their rows
         errors: dict[int, BoxError] = {}
         waiting = deque(range(first, min(first + size, n)) for first in range(0, n, size))
+        asked = 0  # rows so far: parts of calls that raised come after all rows were asked once
         while waiting:
             rows_now = waiting.popleft()
+            if asked >= n:
+                self.count_again(len(rows_now))
+            asked += len(rows_now)
             some = slice(rows_now.start, rows_now.stop, rows_now.step)
             # Copies, since a box may write into its arguments, and return the same tensors each time.
             try:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from bondgrad.errors import BoxError, RowsFailed, is_mistake, note_calls, noted_calls
+from bondgrad.errors import BoxError, EvaluationLimitError, RowsFailed, is_mistake, note_calls, noted_calls
 from bondgrad.evaluators._evaluator import Answer, Call, Request
 from bondgrad.evaluators._pace import Pace
 
@@ -95,7 +95,7 @@ def _call(
         else:
             y, errors = _outputs(request, points, context)
     except BaseException as raised:
-        error = raised if isinstance(raised, Exception) else None
+        error = raised if isinstance(raised, Exception) and not isinstance(raised, EvaluationLimitError) else None
         call = Call(first, n, worker, start, time.perf_counter() - clock, error)
         if not isinstance(raised, BoxError) or is_mistake(raised):
             note_calls(raised, (call,))

@@ -233,13 +233,8 @@ class Driver:
             request: The attempt.
             numbers: [N] of its rows in the first attempt; None: it is the first.
         """
-        rows, limit = request.points.shape[0], self.evaluator.max_evaluations
-        record = self.record
-        if not record.reserve(rows, limit):
-            raise EvaluationLimitError(
-                f"the next request has {rows:,} rows, and {record.evaluations:,} of max_evaluations={limit:,} "
-                "evaluations are made: save the model, or give the evaluator a larger max_evaluations"
-            )
+        rows, record = request.points.shape[0], self.record
+        self._reserve(rows)
         start, clock = time.time(), time.perf_counter()
         calls: tuple[Call, ...] = ()
 
@@ -267,6 +262,21 @@ class Driver:
             if call.error is not None and is_mistake(call.error):
                 raise call.error
         return answer
+
+    def _reserve(self, rows: int) -> None:
+        """Raise `EvaluationLimitError` if so many evaluations are more than are left; they are under way otherwise."""
+        limit, record = self.evaluator.max_evaluations, self.record
+        if not record.reserve(rows, limit):
+            begun = record.evaluations + record.under_way
+            raise EvaluationLimitError(
+                f"the next request has {rows:,} rows, and {begun:,} of max_evaluations={limit:,} evaluations are made: "
+                "save the model, or give the evaluator a larger max_evaluations"
+            )
+
+    def count_again(self, rows: int) -> None:
+        """Count rows that the function of a request is about to evaluate again, or raise `EvaluationLimitError`."""
+        self._reserve(rows)
+        self.record.add_again(rows)
 
     def _check(self, answer: Answer, rows: int) -> None:
         y, ok = answer.y, answer.ok

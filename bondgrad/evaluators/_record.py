@@ -37,7 +37,7 @@ class CallRecord:
         self.tracebacks: dict[str, str] = {}  # the first error of each type in full
         self._workers: dict[int, _Worker] = {}
         self._told: set[str] = set()
-        self._under_way = 0  # rows of requests that were not answered yet
+        self.under_way = 0  # rows of requests that were not answered yet
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -50,15 +50,22 @@ class CallRecord:
     def reserve(self, rows: int, limit: int | None) -> bool:
         """Whether a request of that many rows may be made. Rows of requests that are under way count, until `add`."""
         with self._lock:
-            if limit is not None and self.evaluations + self._under_way + rows > limit:
+            if limit is not None and self.evaluations + self.under_way + rows > limit:
                 return False
-            self._under_way += rows
+            self.under_way += rows
             return True
+
+    def add_again(self, rows: int) -> None:
+        """Count reserved evaluations of rows that a call asks again by itself; its record has them once."""
+        with self._lock:
+            self.under_way -= rows
+            self.evaluations += rows
+            self.retried += rows
 
     def add(self, calls: tuple[Call, ...], again: bool, reserved: int = 0) -> None:
         """Take in the calls of one attempt at a request; `again`: of rows that were asked before."""
         with self._lock:
-            self._under_way -= reserved
+            self.under_way -= reserved
             for call in calls:
                 if call.error is not None:
                     kind = kind_of(call.error)

@@ -134,7 +134,7 @@ def _ask_from_explicit_state(call: ForwardInputs, memory: ExplicitState, seed: i
         starts = structure.starts(time)
     answers, states, ok = [], [], None
     driver = call.parts.driver
-    recorder = StateRecorder(call.parts.function, lambda: driver.max_rows, driver.repeats)
+    recorder = StateRecorder(call.parts.function, lambda: driver.max_rows, driver.repeats, driver.count_again)
     for start, stop in zip(starts, [*starts[1:], time], strict=True):
         states.append((start, before))
         given = (x[:, start * d : stop * d], *call.context, *before)

@@ -68,6 +68,30 @@ def test_a_layer_ends_at_its_limit(policy):
     assert 50 < sum(fn.sizes) <= 100
 
 
+@pytest.mark.filterwarnings("ignore:.*got no .*output")
+@pytest.mark.parametrize("limit", [None, 136, 135, 100, 64])
+def test_parts_of_a_call_that_a_box_with_a_state_is_given_again_count(limit):
+    fn = Faulty(5, error=RuntimeError)
+
+    def stateful(x, state):
+        return fn(x), state + 1
+
+    start = torch.zeros(1, 1)
+    layer = BlackBox(stateful, 1, 1, state=start, evaluator=Local(max_evaluations=limit, retries=0))
+    if limit is None or limit >= 136:
+        layer(numbers(64))
+        assert fn.sizes == [64] + 8 * [8] + 8 * [1]  # the call, its parts, and the rows of the part that raised
+        assert layer.stats.retried == 72
+    else:
+        with pytest.raises(EvaluationLimitError, match=f"of max_evaluations={limit} evaluations are made"):
+            layer(numbers(64))
+        assert limit - 8 < sum(fn.sizes) <= limit
+        assert layer.memory.get_extra_state()["train"] is None
+        assert "EvaluationLimitError" not in layer.stats.errors
+    assert layer.driver.record.evaluations == layer.stats.evaluations == sum(fn.sizes)
+    assert layer.driver.record.under_way == 0
+
+
 class Clock:
     """Passes only where something waits for it."""
 
