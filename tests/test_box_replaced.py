@@ -1,5 +1,6 @@
 """Another box in the place of one that a layer was made for, other limits, and another evaluator."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -193,6 +194,28 @@ def test_a_range_that_is_assigned_after_the_forward_pass_refuses_its_gradient(pa
         y.sum().backward() if vjp is None else vjp(torch.ones(1, 2))
     setattr(layer, part, (-2, 2) if part == "limits" else None)
     assert torch.allclose(gradient(layer, x, torch.ones(1, 2)), 3 * (3 * x).cos(), atol=0.1)
+
+
+@pytest.mark.parametrize("how", ["backward", "func"])
+@pytest.mark.parametrize("low", [-2, [-2.0, -2.0], torch.tensor([-2.0, -2.0])], ids=str)
+@pytest.mark.parametrize("resolution", [None, 0.25])
+def test_equal_limits_that_are_assigned_after_the_forward_pass_change_nothing(how, low, resolution):
+    options = {"limits": (-2, 2), "resolution": resolution, "seed": 0}
+    layers = [BlackBox(lambda x: torch.sin(3 * x), 2, 2, **options) for _ in range(2)]
+    x, found = torch.randn(8, 2), []
+    for layer, limits in zip(layers, (None, (low, np.array(2.0))), strict=True):
+        gradient(layer, x, torch.ones(8, 2))
+        given = x.clone().requires_grad_()
+        vjp = torch.func.vjp(layer, given)[1] if how == "func" else None
+        y, version = layer(given), layer.version
+        if limits is not None:
+            layer.limits = limits
+            layer.resolution = None if resolution is None else torch.tensor([0.25, 0.25])
+            assert layer.limits is limits  # as it was given
+            assert layer.version == version
+        found.append(torch.autograd.grad(y.sum(), given)[0] if vjp is None else vjp(torch.ones(8, 2))[0])
+        assert layer.policy_state.schedule.trials == 1  # steps are not measured again
+    assert torch.equal(*found)
 
 
 def test_another_evaluator_goes_on_counting_but_for_its_workers():

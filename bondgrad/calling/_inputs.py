@@ -121,6 +121,10 @@ class Limits:
         """The lower and the upper limit of every input, as they were given."""
         return self._exact[0].tolist(), self._exact[1].tolist()
 
+    def values(self) -> tuple[object, ...]:
+        """What is equal (`==`) for limits that leave the same values to every input, in whichever form given."""
+        return *self.numbers(), None if self.grid is None else self.grid.step.tolist()
+
     def like(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The lower and the upper limits, [d] or [T·d] like a row of x. They are rounded inwards to the dtype of x."""
         key = (x.dtype, x.device)

@@ -118,9 +118,12 @@ class AssignableLayer(CapturableLayer):
         self._adopt_limits(self.limits, resolution)
 
     def _adopt_limits(self, limits: tuple[Any, Any] | None, resolution: Any) -> None:  # noqa: ANN401
-        before, self._limits = self._limits, Limits.of(limits, self.in_features, resolution)
-        self.driver.limits = self._limits
-        if isinstance(self.policy, MeasuringPolicy) and self._limits is not before:
+        before, after = self._limits, Limits.of(limits, self.in_features, resolution)
+        if before is not None and after is not None and before.values() == after.values():
+            before.given, before.resolution = limits, resolution
+            return  # gradients of earlier forward passes, measured steps and captured steps know limits by identity
+        self._limits = self.driver.limits = after
+        if isinstance(self.policy, MeasuringPolicy) and after is not before:
             self._forget()
 
     @property
