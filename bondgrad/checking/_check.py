@@ -28,6 +28,7 @@ def check(
     x: Tensor,
     *context: Tensor,
     limits: tuple[Any, Any] | None = None,
+    resolution: Any = None,  # noqa: ANN401
     tolerance: float = 0.01,
     budget: int = 100_000,
     seconds: float | None = None,
@@ -50,6 +51,9 @@ def check(
         limits: (low, high): no point outside is evaluated. A BlackBox, or a module with one inside, is refused with
             limits, since a BlackBox keeps to its own `limits` and `resolution`: set them there. The check keeps to
             those, too, also for a module around the BlackBox that has attributes of these names with the same values.
+        resolution: The step in which inputs can be set, as that of a DAC, a number or one per input: every point is a
+            whole number of steps above the lower limit, or from zero where there is none, and slopes are compared over
+            what was set. The gradient is then that of the function that the settings sample. A BlackBox has its own.
         tolerance: Relative error of an input's gradient that still counts as right.
         budget: The most evaluations to spend: rows evaluated by the box, or by the function inside a BlackBox. Those of
             rows that are asked again, since they failed, may exceed it in the last request.
@@ -71,7 +75,7 @@ def check(
     generator = torch.Generator("cpu").manual_seed(checked_seed(seed))
     pace = RequestPace(None if seconds is None else positive_float("seconds", seconds), progress)
     sampler = GradientSampler(box, positive_int("budget", budget), evaluator, pace)
-    bounds = sampler.limits(limits, x.shape[1])
+    bounds = sampler.limits(limits, resolution, x.shape[1])
     with sampler.without_trace():
         try:
             slopes = _typical_rows(sampler, x.detach(), context_rows(context, x.shape[:1]), bounds, generator)

@@ -64,25 +64,26 @@ class GradientSampler:
         """Whether the box is or contains a BlackBox."""
         return bool(self._layers)
 
-    def limits(self, given: tuple[Any, Any] | None, in_features: int) -> Limits:
-        """The limits of the inputs: those given, if there is no BlackBox; otherwise its own, with its resolution.
+    def limits(self, given: tuple[Any, Any] | None, resolution: Any, in_features: int) -> Limits:  # noqa: ANN401
+        """The limits of the inputs, and their resolution: as given, if there is no BlackBox; otherwise its own.
 
         The inputs of a BlackBox inside a module need not be those of the module. They count as the same if `limits` and
         `resolution` of the module are those of the BlackBox. Otherwise attributes of these names may mean anything, and
         are left aside.
         """
-        if given is not None and self._layers:
-            # For its gradient the layer would evaluate points outside, and the values it can set begin at its own.
-            raise ValueError(
-                "limits must be None for a box that is or contains a BlackBox, which moves inputs within its own "
-                "limits: give them there, BlackBox(limits=...), or assign box.limits"
-            )
+        for name, value in (("limits", given), ("resolution", resolution)):
+            if value is not None and self._layers:
+                # For its gradient the layer would evaluate other points, and the values it can set begin at its limits.
+                raise ValueError(
+                    f"{name} must be None for a box that is or contains a BlackBox, which keeps to its own "
+                    f"limits and resolution: give {name} there, BlackBox({name}=...), or assign box.{name}"
+                )
         for layer in self._layers:
             own = layer.limits, layer.resolution
             said = getattr(self._box, "limits", None), getattr(self._box, "resolution", None)
             if repr(said) == repr(own):  # numbers, arrays or tensors, which have no comparison in common
                 return Limits(layer.limits, in_features, layer.resolution)
-        return Limits(given, in_features)
+        return Limits(given, in_features, resolution)
 
     @property
     def output_cost(self) -> int:

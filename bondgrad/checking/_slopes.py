@@ -140,11 +140,9 @@ class LossSlopes:
 
     def losses_at(self, rows: Tensor, inputs: Tensor, moves: Tensor) -> Tensor:
         """The loss [m, k] at rows [m] of x, in each of which one of inputs [m] is moved by moves [m, k]."""
-        low, high = self.limits.like(self.x)
         values = self.x[rows, inputs][:, None] + (moves * self.scale[inputs][:, None]).to(self.x.dtype)
-        values = torch.maximum(torch.minimum(values, high[inputs][:, None]), low[inputs][:, None])
         points = one_input_moved(self.x[rows], inputs[:, None], values[..., None]).squeeze(1)  # [m, k, d]
-        y = self._outputs(points, rows)
+        y = self._outputs(self.limits.clamped(points), rows)
         return (y.double() * self.gy[rows][:, None]).sum(2)
 
     def outputs(self, copies: int) -> Tensor:

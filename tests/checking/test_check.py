@@ -178,6 +178,32 @@ def test_evaluations_are_counted_and_kept_to_the_budget():
         assert found.evaluations == asked <= budget
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("limits", [None, (-0.5, [0.4, 3.0])])
+@pytest.mark.parametrize("resolution", [0.02, (0.1, 0.01)])
+def test_a_gradient_by_hand_of_a_box_whose_inputs_are_set_in_steps(resolution, limits, dtype):
+    box, x = Waves(2), rows(2, dtype=dtype)
+    first, step = (0.0 if limits is None else limits[0]), torch.tensor(resolution, dtype=torch.float64)
+    points = []
+
+    def fn(x):
+        points.append(x.double())
+        return box((((x.double() - first) / step).round() * step + first).to(x))
+
+    assert check(by_hand(box, fn=fn), x, limits=limits).verdict == "undecided"  # flat between the steps
+    points.clear()
+    found = check(by_hand(box, fn=fn), x, limits=limits, resolution=resolution)
+    assert found.verdict == "right"
+    assert found.visible.max() < 0.02
+    found = check(by_hand(box, only(1, 1.1), fn), x, limits=limits, resolution=resolution)
+    assert found.verdict == "wrong"
+    assert float(found.factor[1]) == pytest.approx(1.1, abs=0.01)
+    seen = torch.cat(points)
+    steps = (seen - first) / step
+    assert (steps - steps.round()).abs().max() < 1e-4
+    assert limits is None or bool((seen >= -0.5).all() and (seen[:, 0] <= 0.4).all())
+
+
 def test_no_point_outside_the_limits_is_evaluated():
     asked = []
 
@@ -263,6 +289,8 @@ def test_inputs_that_do_nothing():
         ((torch.sin, torch.zeros(2, 3)), {"budget": 10}, "budget must be at least"),
         ((torch.sin, torch.zeros(2, 3)), {"seed": -1}, "seed must be"),
         ((torch.sin, torch.zeros(2, 3)), {"limits": (1, 0)}, "low < high"),
+        ((torch.sin, torch.zeros(2, 3)), {"resolution": 0}, "resolution must be a number > 0"),
+        ((torch.sin, torch.zeros(2, 3)), {"resolution": [0.1, 0.1]}, "resolution must be a number > 0, or 3 of them"),
         ((lambda x: x.sum(1), torch.zeros(2, 3)), {}, "must return a floating-point tensor"),
         ((lambda x: x.detach(), rows(3)), {}, "must give a gradient"),
         ((lambda x: x * math.nan, rows(3)), {}, "must have finite answers"),

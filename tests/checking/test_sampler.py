@@ -211,6 +211,8 @@ def test_limits_of_a_black_box_are_given_to_it(around):
     layer = BlackBox(fn, 2, policy=Fixed(0.3), seed=0)
     with pytest.raises(ValueError, match=r"BlackBox\(limits=...\), or assign box.limits"):
         check(around(layer), rows(2), limits=(-0.3, 0.3))
+    with pytest.raises(ValueError, match=r"BlackBox\(resolution=...\), or assign box.resolution"):
+        check(around(layer), rows(2), resolution=0.1)
     assert not fn.points
     layer.limits = (-0.3, 0.3)
     check(around(layer), rows(2), budget=5000)

@@ -12,17 +12,24 @@ from bondgrad.checking._slopes import LossSlopes
 ANYWHERE = (-math.inf, math.inf)
 
 
-def slopes_of(box, x, gy=None, scale=1.0, limits=ANYWHERE, context=()):
+def slopes_of(box, x, gy=None, scale=1.0, limits=ANYWHERE, context=(), resolution=None):
     """The loss at rows x, by default the sum of one output."""
     x = torch.as_tensor(x)
     gy = torch.ones(len(x), 1) if gy is None else torch.tensor(gy)
     scale = torch.as_tensor(scale, dtype=torch.float64).expand(x.shape[1])
     sampler = GradientSampler(box, 10**6, None)
-    return LossSlopes(sampler, x, context, gy.double(), scale, Limits(limits, x.shape[1]))
+    return LossSlopes(sampler, x, context, gy.double(), scale, Limits(limits, x.shape[1], resolution))
 
 
 def random(seed=0):
     return torch.Generator().manual_seed(seed)
+
+
+def test_points_that_are_sought_one_by_one_are_settings_within_the_limits():
+    slopes = slopes_of(lambda x: x[:, 1:], torch.tensor([[0.0, 0.5]]), limits=(-1, 1.1), resolution=0.25)
+    moves = torch.tensor([[0.1, 0.2, -0.4, 9.0, -9.0]], dtype=torch.float64)
+    losses = slopes.losses_at(torch.tensor([0]), torch.tensor([1]), moves)
+    assert losses.tolist() == [[0.5, 0.75, 0.0, 1.0, -1.0]]
 
 
 # ---- the ladder
