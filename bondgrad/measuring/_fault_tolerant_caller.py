@@ -43,6 +43,7 @@ class FaultTolerantCaller:
         self.smallest, self.largest = 1, self._most_rows  # least and most rows of a call, as far as is known
         self.refused: int | None = None  # rows of the smallest call that was too large for the box
         self.random_failures = 0  # calls or rows that failed, and succeeded when they were repeated
+        self.divided = 0  # calls that were made in parts, since they failed: rows had other places in them
         self.errors: Counter[str] = Counter()  # rows at which the box raised, by the type of the error
         self.times: dict[int, list[float]] = {}  # seconds of the calls that were timed, by their rows
         self.seconds_per_call, self.seconds_per_row = 0.0, 0.0  # n rows take seconds_per_call + n · seconds_per_row
@@ -64,6 +65,7 @@ class FaultTolerantCaller:
             bad = (~torch.isfinite(y).all(1)).nonzero().squeeze(1)
             if len(bad) == 0:
                 break
+            self.divided += self.call_rows > 1
             y[bad] = self._in_calls(points[bad], rows[bad])
         return y
 
@@ -134,6 +136,7 @@ class FaultTolerantCaller:
             elif n == self.smallest:
                 self.errors["a wrong shape" if answer.__cause__ is None else type(answer.__cause__).__name__] += n
                 return torch.full((n, self.out_features), math.nan, dtype=torch.float64)
+        self.divided += 1
         failed, half = self.errors.total(), n // 2
         y = torch.cat([self._bisected(points[part], rows[part]) for part in (slice(half), slice(half, None))])
         # No row is at fault: a repeat tells whether the call is too large or failed at random.

@@ -11,7 +11,7 @@ from bondgrad.measuring._sampler import MeasurementSkipped, Sampler
 from bondgrad.probing._facts import NEGLIGIBLE, Facts
 from bondgrad.probing._float_types import output_unit
 from bondgrad.probing._number_format import percent, runs
-from bondgrad.probing._one_seed import ask_ends
+from bondgrad.probing._one_seed import ask_ends, ask_points
 
 
 @dataclass(frozen=True)
@@ -164,19 +164,18 @@ def measure_smoothness(sampler: Sampler, facts: Facts, generator: torch.Generato
     """Measure second differences on lines between typical rows, zooming in on the largest of each line."""
     if len(facts.usable) < 2:
         raise MeasurementSkipped("there is one row at which it works, and lines go from one to another")
-    n = SETTINGS.points
+    n, divided = SETTINGS.points, sampler.caller.divided
+    if sampler.function.seed_position is not None:  # all points of a line are calls of their own
+        sampler.require(0, 2 * n * (SETTINGS.zooms + 1))
     lines = sampler.affordable_count(SETTINGS.lines, (n + 3) * (SETTINGS.zooms + 1), share=1 / 2)
     rows = facts.choose(2 * lines, generator)
     near, far = sampler.x[rows].chunk(2)  # [lines, d]
 
     def along(t: Tensor) -> Tensor:
         """Outputs [lines, points, d_out] at fractions t [lines, points] of each line, in units of their spread."""
-        return sampler.ask(torch.lerp(near[:, None], far[:, None], t[:, :, None]), rows[:lines]) / facts.output_spread
+        points = torch.lerp(near[:, None], far[:, None], t[:, :, None])  # [lines, points, d]
+        return ask_points(sampler, rows[:lines], points) / facts.output_spread
 
-    # Noise and rounding cause second differences up to this. Rounding may exceed the floor, measured on short lines, as
-    # that of a solver does whose number of iterations changes from one of them to the next.
-    least_bend = torch.maximum(1.5 * facts.certain(1), 64 * facts.unit * facts.scale).div(facts.output_spread).max()
-    least_bend = least_bend.clamp_min(NEGLIGIBLE)
     # The rounding of points matters where they are close together and the box is steep.
     rounded = torch.finfo(sampler.dtype).eps * (torch.maximum(near.abs(), far.abs()) / sampler.spread).norm(dim=1)
     length = ((far - near) / sampler.spread).norm(dim=1).clamp_min(1e-300)
@@ -186,15 +185,26 @@ def measure_smoothness(sampler: Sampler, facts: Facts, generator: torch.Generato
         t = middle[:, None] + half * torch.linspace(-1, 1, n, dtype=torch.float64)  # [lines, points]
         y = along(t)
         worst, where = y.diff(2, dim=1).abs().nan_to_num(0).amax(2).max(1)  # [lines]
-        if facts.noisy:  # the largest of many may be due to noise: measure it again
+        now = facts.under_one_seed(sampler.caller.divided > divided)
+        if now.noisy:  # the largest of many may be due to noise: measure it again
             around = along(t.gather(1, where[:, None] + torch.arange(3)))
             worst = torch.minimum(worst, around.diff(2, dim=1).abs().amax((1, 2)))
         bends.append(worst.nan_to_num(0))
         steepest = y.diff(dim=1).abs().nan_to_num(0).amax((1, 2))
-        least.append(torch.maximum(8 * (n - 1) / half * rounded / length * steepest, least_bend))
+        least.append(torch.maximum(8 * (n - 1) / half * rounded / length * steepest, _least_bend(now)))
         half /= SETTINGS.factor
         middle = t[torch.arange(lines), where + 1].clamp(half, 1 - half)
     return judge_bends(torch.stack(bends), torch.stack(least))
+
+
+def _least_bend(facts: Facts) -> Tensor:
+    """The largest second difference that noise and rounding cause, in units of the spread of the outputs.
+
+    Rounding may exceed the floor, measured on short lines, as that of a solver does whose number of iterations changes
+    from one of them to the next.
+    """
+    most = torch.maximum(1.5 * facts.certain(1), 64 * facts.unit * facts.scale)
+    return most.div(facts.output_spread).max().clamp_min(NEGLIGIBLE)
 
 
 def judge_bends(bends: Tensor, least: Tensor) -> Smoothness:

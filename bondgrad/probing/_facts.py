@@ -51,11 +51,14 @@ class Facts:
         """Whether any output has noise."""
         return self.found.randomness is not None and not self.found.randomness.deterministic
 
-    @property
-    def under_one_seed(self) -> "Facts":
-        """These facts as they hold for outputs with the same seed: without noise, if the box takes one."""
+    def under_one_seed(self, divided: bool = False) -> "Facts":
+        """These facts as they hold for outputs with the same seed: without noise, if the box takes one.
+
+        Args:
+            divided: Whether calls were divided, since they failed. What a box draws for a row may depend on its place.
+        """
         random = self.found.randomness
-        if random is None or not random.takes_seed:
+        if random is None or not random.takes_seed or (divided and random.within_a_call):
             return self
         none = [0.0] * len(random.std)
         return self.with_finding("randomness", replace(random, deterministic=True, std=none, largest=none))

@@ -13,7 +13,7 @@ from bondgrad.measuring._rounding import ROUNDING_UNITS
 from bondgrad.measuring._sampler import BudgetExceeded, MeasurementSkipped, Sampler
 from bondgrad.probing._facts import Facts
 from bondgrad.probing._number_format import percent, runs, sentences
-from bondgrad.probing._one_seed import ask_ends
+from bondgrad.probing._one_seed import ask_ends, ask_points
 from bondgrad.structure import colour
 from bondgrad.structure.discovery._dependencies import find_dependencies
 from bondgrad.structure.discovery._search_batch import SETTINGS as SEARCH
@@ -95,7 +95,7 @@ class Ranges:
 
 def measure_ranges(sampler: Sampler, facts: Facts, generator: torch.Generator) -> Ranges:
     """Sweep every input by itself, from a little below to a little above the range of the typical rows."""
-    d, allowed = sampler.x.shape[1], int(SETTINGS.share * sampler.affordable)
+    d, allowed, divided = sampler.x.shape[1], int(SETTINGS.share * sampler.affordable), sampler.caller.divided
     points = next((p for p in SETTINGS.points if p * d * SETTINGS.rows <= allowed), SETTINGS.points[-1])
     count = sampler.affordable_count(d, points * SETTINGS.rows, SETTINGS.share)
     inputs = torch.randperm(d, generator=generator)[:count].sort().values
@@ -105,6 +105,7 @@ def measure_ranges(sampler: Sampler, facts: Facts, generator: torch.Generator) -
     low, high = torch.maximum(low - room, sampler.low)[inputs], torch.minimum(high + room, sampler.high)[inputs]
     values = torch.lerp(low[:, None], high[:, None], torch.linspace(0, 1, points, dtype=torch.float64))  # [n, points]
     y = _sweep(sampler, rows, inputs, values)  # [n, rows, points, d_out]
+    facts = facts.under_one_seed(sampler.caller.divided > divided)
     broken = ~torch.isfinite(y).all((1, 3))  # [n, points]
     failing = broken.any(1).nonzero().squeeze(1)
     failures = [f for n in failing for f in _failures(sampler, rows, inputs[n, None], values[n], broken[n], y[n])]
@@ -154,7 +155,7 @@ def _rounded(value: float, direction: Callable[[float], int], digits: int = 4) -
 def _sweep(sampler: Sampler, rows: Tensor, inputs: Tensor, values: Tensor) -> Tensor:
     """Outputs [n, rows, points, d_out] with each of inputs [n] by itself at each of its values [n, points]."""
     n, r = len(inputs), len(rows)
-    y = sampler.ask_moved(rows.repeat(n), inputs.repeat_interleave(r), values.repeat_interleave(r, 0))
+    y = ask_ends(sampler, rows.repeat(n), inputs.repeat_interleave(r), values.repeat_interleave(r, 0))
     return y.view(n, r, *y.shape[1:])
 
 
@@ -220,6 +221,8 @@ class Dependence:
 
 def measure_pattern(sampler: Sampler, facts: Facts, generator: torch.Generator) -> Dependence:
     """Find dependencies by moving every input by itself at some rows, as `structure.detect` does."""
+    seeded, divided = sampler.function.seed_position is not None, sampler.caller.divided
+    given, facts = facts, facts.under_one_seed()
     if facts.found.company is not None and facts.found.company.matters:
         raise MeasurementSkipped("rows influence one another, so it cannot be seen")
     quantised = facts.found.rounding is not None and facts.found.rounding.quantised
@@ -234,15 +237,17 @@ def measure_pattern(sampler: Sampler, facts: Facts, generator: torch.Generator) 
         if size > MOST_HIDING[what]:
             raise MeasurementSkipped(f"{what} of {percent(size)} of the spread would hide it")
     rows, d = facts.usable, sampler.x.shape[1]
-    sampler.require(SEARCH.rows * (d * (2 if facts.noisy else 1) + SEARCH.repeats + 1))
+    sampler.require(SEARCH.rows * (d * (2 if facts.noisy or seeded else 1) + SEARCH.repeats + 1))
     eps = float((rounding / facts.positive_scale).max()) / ROUNDING_UNITS
     x, y, at_once = sampler.x[rows], facts.y[rows], sampler.caller.largest
 
     def ask(points: Tensor, which: Tensor) -> Tensor:
-        return sampler.ask(points, rows[which])
+        return ask_points(sampler, rows[which], points)
 
-    batch = SearchBatch(x, y, ask, at_once, max(eps, 1e-12), eps, sampler.low, sampler.high)
+    batch = SearchBatch(x, y, ask, at_once, max(eps, 1e-12), eps, sampler.low, sampler.high, seeded=seeded)
     found = find_dependencies(batch, generator)
+    if given.under_one_seed(sampler.caller.divided > divided).noisy != facts.noisy:
+        raise MeasurementSkipped("calls failed, so that rows had other random numbers, which would hide it")
     if found.answered < SETTINGS.answered:
         raise MeasurementSkipped("too many points failed")
     depends = found.depends  # [d_out, d]
@@ -291,7 +296,7 @@ class Sensitivity:
 
 def measure_effects(sampler: Sampler, facts: Facts, generator: torch.Generator) -> Sensitivity:
     """Measure the change of the outputs when every input is moved by its spread, at a few rows."""
-    facts, d = facts.under_one_seed, sampler.x.shape[1]
+    facts, d = facts.under_one_seed(), sampler.x.shape[1]
     count = sampler.affordable_count(SETTINGS.moved_rows, 2 * d)
     rows, inputs = facts.choose(count, generator).repeat_interleave(d), torch.arange(d).repeat(count)
     spread = sampler.spread[inputs, None]
