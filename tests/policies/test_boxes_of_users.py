@@ -75,3 +75,15 @@ def test_a_simulation_of_events_is_known_to_jump_with_a_dozen_rows():
         )
     assert known[12] >= 3
     assert known[24] == 4
+
+
+@pytest.mark.parametrize("box", [torch.reciprocal, lambda x: torch.tanh(30 * x)], ids=["a pole", "a steep ramp"])
+def test_a_box_that_only_seems_to_jump_has_its_slopes_by_the_policy_that_does_not_look_for_jumps(box):
+    """As the documents advise where the default warns of jumps."""
+    warned = BlackBox(box, 4, 4, seed=0)
+    trained(warned, 20, lambda random: torch.randn(32, 4, generator=random))
+    assert warned.stats.health.jumps
+    layer = BlackBox(box, 4, 4, policy="bond", seed=0)
+    for x, gy, g in trained(layer, 20, lambda random: torch.randn(32, 4, generator=random)):
+        exact = torch.func.vjp(box, x)[1](gy)[0]
+        assert ((g - exact).abs() <= 0.01 * exact.abs() + 1e-3).float().mean() > 0.9
