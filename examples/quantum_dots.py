@@ -17,8 +17,10 @@ def main() -> None:
     troubles = {"noise": 0.01, "hysteresis": 0.01, "drift": 1e-4, "ramp": 100.0, "settle": 1e-3}
     bench = Instrument(dots, limits=dots.limits, **troubles, seed=0)
     box = bondgrad.BlackBox(bench, in_features=10, limits=dots.limits, seed=0)
-    model = nn.Sequential(nn.Linear(2, 20), nn.Tanh(), nn.Linear(20, 10), box, nn.Linear(2, 1))
-    optimizer = torch.optim.Adam(model.parameters(), lr=2e-2)
+    read_in = nn.Sequential(nn.Linear(2, 20), nn.Tanh(), nn.Linear(20, 10))
+    read_out = nn.Sequential(nn.Linear(2, 20), nn.Tanh(), nn.Linear(20, 1))
+    model = nn.Sequential(read_in, box, read_out)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     for step in range(301):
         x = torch.randn(32, 2)
         inside = (x.norm(dim=1, keepdim=True) < 1.2).float()
