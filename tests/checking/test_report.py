@@ -261,6 +261,18 @@ def test_where_a_box_is_piecewise_constant():
     assert more.startswith("the box has jumps near 1 of 16 rows (input 1)")
 
 
+def test_levels_of_rounded_outputs_are_not_called_jumps_once_more():
+    coarse = torch.tensor([[True, True], [False, False]])
+    stairs = Staircase(coarse, ~coarse, torch.tensor([0.025, NAN]), True)
+    jumps = torch.zeros(16, 2, dtype=torch.bool)
+    jumps[:, 0] = True
+    (rounded,) = noted("undecided", Obstacle(staircase=stairs, at_jump=jumps))
+    assert rounded.startswith("the outputs are rounded along input 0")
+    jumps[3, 1] = True
+    _, more = noted("undecided", Obstacle(staircase=stairs, at_jump=jumps))
+    assert more.startswith("the box has jumps near 1 of 16 rows (input 1)")
+
+
 def test_noise_makes_a_layer_step_far():
     noisy = Obstacle(noisy_layer=True)
     (note,) = noted("wrong", noisy, factor=(1.0, 0.9), wrong=[1])
