@@ -23,7 +23,6 @@ class RoundSettings:
     very_rough: float = 1.5  # from which on steps grow by `growth`
     growth: float = 2.0
     explained: float = 0.5  # part of it that repeated answers explain, from which on steps grow as their noise asks for
-    unexplained: float = 0.25  # the same below which all that looks like noise is a property of the box
     too_long: float = 0.5  # factor on steps that are too long, however rough the outputs are
     jumping: float = 2.0  # what is supposed of a box with jumps at first
     smooth: float = 0.6  # mean over rounds, the last of which counts half, below which a box does not jump
@@ -32,7 +31,7 @@ class RoundSettings:
     lost: float = 0.3  # part of the rows with any slopes, below which the step of an input is halved
     farthest: float = 4.0  # longest step, in units of the spread of the input
     farthest_few: float = 64.0  # longest step where batches have too few rows to show a spread
-    farthest_unsure: float = 1.0  # longest step where evaluations failed at some rows, or noise is not that of answers
+    farthest_failing: float = 1.0  # longest step of an input at which evaluations failed at some rows
     settled: float = 0.5  # octaves by which most steps change, from which on a round does not count: none gets longer
 
 
@@ -63,8 +62,9 @@ def next_round(state: State, few: bool, differences: Differences, most_readings:
     relative = _where_no_signal(h * factor / spread, sums, errors, jumps, few)
     if differences.together:  # the slope over a short step of one input would be lost in what others add over long ones
         relative = relative.log().mean().exp().expand_as(relative)
-    relative = torch.minimum(relative, _farthest(sums, errors, few))
-    step = torch.where(jumps > 0, spread, relative * spread)
+    answered = sums.sound >= ROUNDS.answered * sums.rows.amax()
+    farthest = torch.where(answered, ROUNDS.farthest_few if few else ROUNDS.farthest, ROUNDS.farthest_failing)
+    step = torch.where(jumps > 0, spread, torch.minimum(relative, farthest) * spread)
     step = torch.minimum(step, state["farthest"])
     settled = (step / h).log2().median().abs() < ROUNDS.settled
     number = torch.where(settled, state["round"] + 1, state["round"].clamp_min(1))
@@ -123,12 +123,3 @@ def _where_no_signal(relative: Tensor, sums: TrialSums, errors: SlopeErrors, jum
     unmoved = (sums.square == 0) & (sums.sound == sums.rows.amax())
     typical = torch.where(unmoved, 1.0, typical)
     return torch.where(signal | few, relative, (relative * typical).sqrt())
-
-
-def _farthest(sums: TrialSums, errors: SlopeErrors, few: bool) -> Tensor:
-    """The longest steps [d] relative to the spread, beyond which nothing is known of a box."""
-    answered = sums.sound >= ROUNDS.answered * sums.rows.amax()
-    if few:
-        return torch.where(answered, ROUNDS.farthest_few, ROUNDS.farthest_unsure)
-    # Chaos and coarse outputs look like noise, and what is beyond them is another part of the box.
-    return torch.where(answered & ~(errors.random < ROUNDS.unexplained), ROUNDS.farthest, ROUNDS.farthest_unsure)
