@@ -140,20 +140,24 @@ def main() -> None:
         for seed in SEEDS
         for method in methods
     ]
-    again = {(name, noise, method) for name, noise, _, method in runs}
-    numbers: list[dict[str, Any]] = [n for n in earlier() if (n["box"], n["noise"], n["method"]) not in again]
+    numbers = {key(n): n for n in earlier()}  # rows stay as they were until they are measured again
     torch.multiprocessing.set_start_method("spawn")
     with multiprocessing.Pool(os.cpu_count()) as pool:
         for done, result in enumerate(pool.imap_unordered(_run, runs), 1):
-            numbers.append(result)
+            numbers[key(result)] = result
             if "gap" in result:
                 print(
                     f"{done:4d}/{len(runs)}  {result['box']:20s} {result['noise']:6.0e}  {result['seed']:3d}  "
                     f"signs {result['signs']:7.3f}  gap {result['gap']:+.3f}  test loss {result['test_loss']:.3f}",
                     flush=True,
                 )
-                save("calibrated", in_order(numbers))
-    save("calibrated", in_order(numbers))
+                save("calibrated", in_order(list(numbers.values())))
+    save("calibrated", in_order(list(numbers.values())))
+
+
+def key(result: dict[str, Any]) -> tuple[Any, ...]:
+    """Which run a result is of."""
+    return result["box"], result["noise"], result["seed"], result["method"]
 
 
 def in_order(numbers: list[dict[str, Any]]) -> list[dict[str, Any]]:
