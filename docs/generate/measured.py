@@ -90,8 +90,7 @@ More evaluations than `Bond` over these three epochs: {extra}.
 
 Scales of inputs and loss, rounded outputs, and weak spots. Where a function is monotonic in an input (exp(5x), and the
 pendulum, whose pushes saturate), the longest steps have the most right signs, however wrong their slopes: such are
-not taken. With one decimal, the first batches lie within a single level of the outputs; with noise of 1e-1, which is as
-large as the rounding, the noise is taken for most of the roughness, and steps stay shorter than they should be.
+not taken. With one decimal, the first batches lie within a single level of the outputs.
 
 {gaps_elsewhere}
 
