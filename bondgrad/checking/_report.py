@@ -136,11 +136,13 @@ class Check:
         return float(seen.max()) if len(seen) else None
 
     def _left_out(self) -> list[int]:
-        """The inputs that were left out at every row, since the box jumps there, which is not for being rounded."""
+        """The inputs that were left out at every row, since the box jumps there. Levels of rounded outputs are none."""
         at_jump, stairs = self.obstacle.at_jump, self.obstacle.staircase
         if at_jump is None:
             return []
-        inputs = at_jump.any(0) if stairs is None or not stairs.regular else at_jump.any(0) & ~stairs.coarse.any(1)
+        inputs = at_jump.any(0)
+        if stairs is not None and stairs.regular:
+            inputs = inputs & ~stairs.coarse.any(1)
         return (inputs.to(self.visible.device) & self.visible.isinf()).nonzero().flatten().tolist()
 
 
@@ -149,8 +151,7 @@ def notes(verdict: Verdict, evidence: Evidence, obstacle: Obstacle, scale: Tenso
     found, stairs, at_jump = [], obstacle.staircase, obstacle.at_jump
     if stairs is not None and (verdict != "right" or not stairs.regular):
         found.append(_staircase(stairs, scale))
-        explained = stairs.coarse.any(1) if stairs.regular else stairs.without_slope  # levels are jumps as well
-        at_jump = None if at_jump is None else at_jump & ~explained
+        at_jump = None if at_jump is None else at_jump & ~stairs.coarse.any(1)  # of their flat parts all is said
     if at_jump is not None and bool(at_jump.any()):
         rows, inputs = int(at_jump.any(1).sum()), at_jump.any(0).nonzero().flatten().tolist()
         if obstacle.jump_error < SETTINGS.serious:

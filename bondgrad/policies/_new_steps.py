@@ -23,16 +23,16 @@ class RoundSettings:
     very_rough: float = 1.5  # from which on steps grow by `growth`
     growth: float = 2.0
     explained: float = 0.5  # part of it that repeated answers explain, from which on steps grow as their noise asks for
-    too_long: float = 0.5  # factor on steps that are too long, however rough the outputs are
+    too_long: float = 0.5  # factor on steps over which slopes are much smaller, or hardly any row has a slope
     jumping: float = 2.0  # what is supposed of a box with jumps at first
     smooth: float = 0.6  # mean over rounds, the last of which counts half, below which a box does not jump
     signal: float = 3.0  # standard errors by which slopes must exceed the noise to count as a signal
     answered: float = 0.7  # part of the rows at which no evaluation failed, below which an input counts as failing
-    lost: float = 0.3  # part of the rows with any slopes, below which the step of an input is halved
+    lost: float = 0.3  # part of the rows with any slopes, below which the step of an input is too long
     farthest: float = 4.0  # longest step, in units of the spread of the input
     farthest_few: float = 64.0  # longest step where batches have too few rows to show a spread
     farthest_failing: float = 1.0  # longest step of an input at which evaluations failed at some rows
-    settled: float = 0.5  # octaves by which most steps change, from which on a round does not count: none gets longer
+    settled: float = 0.5  # octaves; after a round that changes most steps by more, the next one is not longer
 
 
 ROUNDS = RoundSettings()
@@ -67,7 +67,7 @@ def next_round(state: State, few: bool, differences: Differences, most_readings:
     step = torch.where(jumps > 0, spread, torch.minimum(relative, farthest) * spread)
     step = torch.minimum(step, state["farthest"])
     settled = (step / h).log2().median().abs() < ROUNDS.settled
-    number = torch.where(settled, state["round"] + 1, state["round"].clamp_min(1))
+    number = torch.where(settled, state["round"] + 1, state["round"].clamp_min(1))  # after the first the noise is known
     found = {"step": step, "noise": noise, "jumps": jumps, "readings": readings, "round": number}
     return state | found | {"sums": torch.zeros_like(state["sums"])}
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from bondgrad import BlackBox, per_row, sign_accuracy
+from bondgrad.policies import Fixed
 from tests.helpers import gradient, noisy
 
 pytestmark = pytest.mark.filterwarnings("ignore:the box jumps", "ignore:the noise on the outputs is too large")
@@ -32,6 +33,16 @@ def test_strong_noise_does_not_lengthen_steps_beyond_half_a_period(frequency, si
     last = trained(layer, 160, lambda random: torch.randn(32, 8, generator=random), 100 + seed)
     signs = [sign_accuracy(g, frequency * torch.cos(frequency * x) * gy) for x, gy, g in last]
     assert sum(signs) / len(signs) > right
+
+
+@pytest.mark.parametrize("frequency", [3, 10, 20])
+def test_a_quarter_of_the_period_is_a_safe_step_under_strong_noise(frequency):
+    """As the documents advise where the default warns of noise."""
+    box, step = noisy(lambda x: torch.sin(frequency * x), 0.3, 0), math.pi / 2 / frequency
+    layer = BlackBox(box, 8, 8, policy=Fixed(step), seed=0)
+    last = trained(layer, 10, lambda random: torch.randn(32, 8, generator=random))
+    signs = [sign_accuracy(g, frequency * torch.cos(frequency * x) * gy) for x, gy, g in last]
+    assert sum(signs) / len(signs) > 0.7
 
 
 @pytest.mark.parametrize("seed", range(4))
